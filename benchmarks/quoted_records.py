@@ -122,11 +122,11 @@ def fidelity() -> tuple[str, str]:
     before = record.spread("the world of the run before, 450 inferences, s")
     begins = "`make bench ARGS=fidelity`"
     return begins, (
-        f"{begins} ({record.machine}; {len(record.last(own))} runs): the forecast of fact verification, 450"
-        f" inferences, from its own measurements is off by {record.spread(own)} % in the median. From the measurements"
-        f" of the run before it is off by {before} %, because that machine is shared and its speed drifts. The forecast"
-        f" of a tuning job's lookup on two devices, from one device, is off by {record.spread(lookup)} % in"
-        f" {len(record.last(lookup))} runs."
+        f"{begins} ({record.machine}; {len(record.last(own))} runs): the forecast of a fact verification"
+        f" with 450 inferences has a median error of {record.spread(own)} % if it uses the run's own measurements. With"
+        f" those of the previous run, the error is {before} %, because the machine is shared and its speed drifts. For"
+        f" a tuning job's lookup on two devices, the error of the forecast from one device is"
+        f" {record.spread(lookup)} % in {len(record.last(lookup))} runs."
     )
 
 

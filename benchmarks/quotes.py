@@ -18,7 +18,7 @@ from benchmarks.papers.prompt_tuner import report as tuner
 from benchmarks.papers.prompt_tuner.scenarios import MEDIUM, OURS
 from benchmarks.papers.prompt_tuner.searching import mean_text, read_record
 from benchmarks.tables import row
-from stoker.manager.study.statistics import estimate
+from stoker.manager.study.statistics import estimate_mean
 
 FOLDER = ROOT / "docs" / "reproduction"
 
@@ -34,12 +34,18 @@ def quotes() -> list[Quote]:
     performance = ROOT / "docs" / "performance.md"
     found = [Quote(performance, begins, line) for begins, line in _schedulers(page)]
     condition = (
-        f"In the simulator, medium load on 32 GPUs, S = 1, {len(page.grid.judge.seeds)} seeds, 95 % intervals; no"
-        " scheduler learns from earlier jobs, as in the paper:"
+        f"In the simulator, at medium load on 32 GPUs with S = 1 ({len(page.grid.judge.seeds)} seeds, 95 % intervals)."
+        " As in the paper, no scheduler learns from earlier jobs:"
     )
-    found.append(Quote(performance, "In the simulator, medium load", condition))
-    found.append(Quote(performance, "Bars against these baselines", _judged_text(page)))
-    found.append(Quote(performance, "Of the context paper", context.quotation(read_context(FOLDER / CONTEXT_RECORD))))
+    found.append(Quote(performance, "In the simulator, at medium load", condition))
+    found.append(Quote(performance, "Targets (bars) against these baselines", _judged_text(page)))
+    found.append(
+        Quote(
+            performance,
+            "Figures 6 and 7 of the context paper",
+            context.quotation(read_context(FOLDER / CONTEXT_RECORD)),
+        )
+    )
     found += [Quote(ROOT / "README.md", begins, line) for begins, line in quoted_records.front_page_rows()]
     lines = (
         *quoted_records.peer_rows(), *quoted_records.awareness(), *quoted_records.lost_rows(),
@@ -59,9 +65,12 @@ def quotes() -> list[Quote]:
 
 def _schedulers(page: tuner.Page) -> list[tuple[str, str]]:
     one = page.one
-    lines = [("`prompt-tuner`", f"{mean_text(estimate(one.late(MEDIUM, OURS)))} %", "", "1")]
+    lines = [("`prompt-tuner`", f"{mean_text(estimate_mean(one.late(MEDIUM, OURS)))} %", "", "1")]
     for name, system in page.baselines.items():
-        late, points = mean_text(estimate(one.late(MEDIUM, system))), mean_text(one.points(MEDIUM, system), sign=True)
+        late, points = (
+            mean_text(estimate_mean(one.late(MEDIUM, system))),
+            mean_text(one.points(MEDIUM, system), sign=True),
+        )
         lines.append((name, f"{late} %", points, mean_text(one.times(MEDIUM, system), digits=2)))
     return [(f"| {cells[0]} |", row(*cells)) for cells in lines]
 
@@ -71,7 +80,7 @@ def _judged_text(page: tuner.Page) -> str:
     for bar in tuner.baseline_bars(page):
         said = f"; the paper has {bar.paper}" if bar.paper else ""
         told.append(f"{bar.name}, {bar.wanted:g} {bar.what} ({bar.verdict.strip('*')}{said})")
-    return f"Bars against these baselines: {'; '.join(told)}."
+    return f"Targets (bars) against these baselines: {'; '.join(told)}."
 
 
 def main() -> int:

@@ -24,10 +24,12 @@ VECTORS = "prompt_embeddings"
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "qkv": ("q_proj", "k_proj", "v_proj"), "out": ("o_proj",), "up": ("gate_proj", "up_proj"), "down": ("down_proj",),
 }  # fmt: skip
-"""Groups of a layer's projections that have the same input."""
-_KEY = re.compile(r"(?:base_model\.model\.)?(model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+))\.lora_([AB])\.weight")
-_LARGEST_HEADER = 100_000_000
-_UNSUPPORTED = {
+"""A layer's projections in groups; the projections of a group have the same input."""
+_LORA_TENSOR_NAME = re.compile(
+    r"(?:base_model\.model\.)?(model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+))\.lora_([AB])\.weight"
+)
+_MAX_HEADER_BYTES = 100_000_000
+_UNSUPPORTED_OPTIONS = {
     "use_dora": "DoRA", "lora_bias": "biases", "modules_to_save": "whole modules",
     "fan_in_fan_out": "transposed weights", "layer_replication": "repeated layers",
 }  # fmt: skip
@@ -41,7 +43,7 @@ class BaseShapes(msgspec.Struct, frozen=True):
     projections: Shapes
 
 
-class LoraPair(msgspec.Struct, frozen=True):
+class ProjectionLora(msgspec.Struct, frozen=True):
     """The LoRA of one projection: the names of its two tensors, and the factor `scale` of their product."""
 
     layer: int
@@ -52,15 +54,15 @@ class LoraPair(msgspec.Struct, frozen=True):
 
 
 class AdapterFiles(msgspec.Struct, frozen=True):
-    """The content of an adapter's files. `virtual_tokens`: length of a soft prompt; 0 for a LoRA."""
+    """The content of an adapter's files. `virtual_tokens`: number of vectors in its soft prompt; 0 for a LoRA."""
 
     folder: str
     virtual_tokens: int
-    low_rank: tuple[LoraPair, ...]
+    low_rank: tuple[ProjectionLora, ...]
     shapes: dict[str, tuple[int, ...]]
 
     @property
-    def rank(self) -> int:
+    def max_rank(self) -> int:
         return max((self.shapes[each.down][0] for each in self.low_rank), default=0)
 
     def check_fits_base_model(self, base: BaseShapes | None) -> None:
@@ -87,22 +89,28 @@ class AdapterFiles(msgspec.Struct, frozen=True):
 
 def read_adapter_files(folder: str) -> AdapterFiles:
     """Read an adapter's files. Raises ValueError if Stoker cannot serve the adapter."""
-    there = Path(folder)
+    adapter_folder = Path(folder)
     for name in (CONFIG, WEIGHTS):
-        if not (there / name).is_file():
-            raise ValueError(f"{folder} has no {name}, which PEFT's save_pretrained writes; it is not a PEFT adapter")
-    config, shapes = read_json_object(folder, CONFIG), _tensor_shapes(there / WEIGHTS)
+        if not (adapter_folder / name).is_file():
+            raise ValueError(f"{folder} is not a PEFT adapter: it has no {name}, which PEFT's save_pretrained writes")
+    config, shapes = read_json_object(folder, CONFIG), _read_tensor_shapes(adapter_folder / WEIGHTS)
     kind = config.get("peft_type")
     if kind == SOFT_PROMPT:
         if list(shapes) != [VECTORS] or len(shapes[VECTORS]) != 2 or not all(shapes[VECTORS]):
-            raise ValueError(f"{there / WEIGHTS} must contain only {VECTORS}; it has {', '.join(sorted(shapes)[:4])}")
+            raise ValueError(
+                f"{adapter_folder / WEIGHTS} must contain only {VECTORS}; it has {', '.join(sorted(shapes)[:4])}"
+            )
         return AdapterFiles(folder, shapes[VECTORS][0], (), shapes)
     if kind != LORA:
-        raise ValueError(f"{there / CONFIG}: peft_type = {kind!r:.60} is not supported; use {LORA} or {SOFT_PROMPT}")
-    if unsupported := [(name, what) for name, what in _UNSUPPORTED.items() if config.get(name)]:
+        raise ValueError(
+            f"{adapter_folder / CONFIG}: peft_type = {kind!r:.60} is not supported; use {LORA} or {SOFT_PROMPT}"
+        )
+    if unsupported := [(name, what) for name, what in _UNSUPPORTED_OPTIONS.items() if config.get(name)]:
         name, what = unsupported[0]
-        raise ValueError(f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} is not supported; use plain LoRA")
-    return AdapterFiles(folder, 0, _find_lora_pairs(there, config, shapes), shapes)
+        raise ValueError(
+            f"{adapter_folder / CONFIG}: {name} = {config[name]!r:.60}: {what} is not supported; use plain LoRA"
+        )
+    return AdapterFiles(folder, 0, _find_projection_loras(adapter_folder, config, shapes), shapes)
 
 
 def check_adapter(folder: str, *, base: str) -> None:
@@ -113,16 +121,16 @@ def check_adapter(folder: str, *, base: str) -> None:
         base: Folder of the base model, a file in that folder, or a name on the model hub.
     """
     place = Path(base).parent if base.endswith(".safetensors") else base
-    read_adapter_files(folder).check_fits_base_model(base_shapes(str(place)))
+    read_adapter_files(folder).check_fits_base_model(read_base_shapes(str(place)))
 
 
 @functools.lru_cache(maxsize=256)
-def virtual_tokens(folder: str) -> int:
-    """Return the length of a soft prompt; 0 for a LoRA. Raises ValueError."""
+def soft_prompt_length(folder: str) -> int:
+    """Return the number of vectors in an adapter's soft prompt; 0 for a LoRA. Raises ValueError."""
     return read_adapter_files(folder).virtual_tokens
 
 
-def base_shapes(source: str) -> BaseShapes | None:
+def read_base_shapes(source: str) -> BaseShapes | None:
     config = read_json_object(source, "config.json")
     names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
     numbers = [config.get(name) for name in names]
@@ -138,26 +146,34 @@ def base_shapes(source: str) -> BaseShapes | None:
     })  # fmt: skip
 
 
-def _find_lora_pairs(there: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> tuple[LoraPair, ...]:
+def _find_projection_loras(
+    adapter_folder: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]
+) -> tuple[ProjectionLora, ...]:
     found: dict[tuple[int, str, str], dict[str, str]] = {}
     known = {name for names in GROUPS.values() for name in names}
     for name in shapes:
-        match = _KEY.fullmatch(name)
+        match = _LORA_TENSOR_NAME.fullmatch(name)
         if match is None or match[3] not in known:
-            raise ValueError(f"{there / WEIGHTS}: {name} is not supported; LoRA may be on {', '.join(sorted(known))}")
+            raise ValueError(
+                f"{adapter_folder / WEIGHTS}: {name} is not supported; LoRA may be on {', '.join(sorted(known))}"
+            )
         found.setdefault((int(match[2]), match[3], match[1]), {})[match[4]] = name
     pairs = []
     for (layer, projection, module), names in sorted(found.items()):
         down, up = (shapes.get(names.get(part, ""), ()) for part in "AB")
         if len(down) != 2 or len(up) != 2 or not down[0] or down[0] != up[1]:
-            raise ValueError(f"{there / WEIGHTS}: the shapes of lora_A and lora_B of {module} do not match")
-        pairs.append(LoraPair(layer, projection, names["A"], names["B"], _scale(there, config, module, rank=down[0])))
+            raise ValueError(f"{adapter_folder / WEIGHTS}: the shapes of lora_A and lora_B of {module} do not match")
+        pairs.append(
+            ProjectionLora(
+                layer, projection, names["A"], names["B"], _lora_scale(adapter_folder, config, module, rank=down[0])
+            )
+        )
     if not pairs:
-        raise ValueError(f"{there / WEIGHTS} holds no LoRA weights")
+        raise ValueError(f"{adapter_folder / WEIGHTS} holds no LoRA weights")
     return tuple(pairs)
 
 
-def _scale(there: Path, config: dict[str, Any], module: str, *, rank: int) -> float:
+def _lora_scale(adapter_folder: Path, config: dict[str, Any], module: str, *, rank: int) -> float:
     patterns = config.get("alpha_pattern")
     matching = (
         value
@@ -166,24 +182,22 @@ def _scale(there: Path, config: dict[str, Any], module: str, *, rank: int) -> fl
     )
     alpha = next(matching, config.get("lora_alpha"))
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise ValueError(f"{there / CONFIG}: lora_alpha = {alpha!r:.60} is not a number")
+        raise ValueError(f"{adapter_folder / CONFIG}: lora_alpha = {alpha!r:.60} is not a number")
     return float(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
 def read_safetensors_header(file: Path) -> tuple[dict[str, Any], int]:
-    """Return the header entry of each tensor by name, and the byte at which the tensors begin. Raises OSError,
-    ValueError.
-    """
+    """Return the header entries by tensor name, and the offset of the first tensor. Raises OSError, ValueError."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
-        if size > _LARGEST_HEADER:
+        if size > _MAX_HEADER_BYTES:
             raise ValueError(f"{file}: its header would take {show_bytes(size)}; it is not a safetensors file")
         header = msgspec.json.decode(opened.read(size), type=dict[str, Any])
     header.pop("__metadata__", None)
     return header, 8 + size
 
 
-def _tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+def _read_tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     try:
         header, _ = read_safetensors_header(file)
         return {name: tuple(map(int, each["shape"])) for name, each in header.items()}

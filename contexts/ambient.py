@@ -1,8 +1,8 @@
 """Functions that user code calls inside a library, for example to get the device or to report progress.
 
-The *library* scope is global in the process. The *call* scope is a context variable of each slot. The user's own
-threads use the scope of the newest call. `CallStop.ask` wakes the waiting threads of a call, and these threads raise
-`Evicted`.
+The *library scope* is a global variable of the process. Each slot has a *call scope*, a context variable. Threads that
+the user's code starts use the scope of the newest call. `StopRequest.request` wakes the waiting threads of a call, and
+these threads raise `Evicted`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stoker.units import show_bytes
 
 
 class Evicted(BaseException):
-    """Ends a call that must stop. Derives from BaseException, because retry loops catch `Exception`.
+    """Raised in a call that must stop. Derives from BaseException, because retry loops catch `Exception`.
 
     Args:
         state: Pickled checkpoint of the call.
@@ -37,35 +37,35 @@ class Evicted(BaseException):
         self.state = state
 
 
-class CallStop:
-    """The stop request of one call, and the functions that wake the call's threads."""
+class StopRequest:
+    """The stop request of one call: whether it was made, and functions that wake the call's waiting threads."""
 
-    __slots__ = ("_wakes", "asked")
+    __slots__ = ("_wake_functions", "is_requested")
 
     def __init__(self) -> None:
-        self.asked = False
-        self._wakes: dict[Callable[[], None], None] = {}
+        self.is_requested = False
+        self._wake_functions: dict[Callable[[], None], None] = {}
 
-    def ask(self) -> None:
-        self.asked = True
-        for wake in list(self._wakes):
+    def request(self) -> None:
+        self.is_requested = True
+        for wake in list(self._wake_functions):
             wake()
 
-    def check(self) -> None:
-        if self.asked:
+    def raise_if_requested(self) -> None:
+        if self.is_requested:
             raise Evicted
 
-    def wakes(self, wake: Callable[[], None]) -> None:
-        """Register `wake`. A stop request calls it at most twice, in any thread."""
-        self._wakes[wake] = None
-        if self.asked:
+    def add_wake_function(self, wake: Callable[[], None]) -> None:
+        """Register a function that wakes a waiting thread. `request` calls it at most twice, in any thread."""
+        self._wake_functions[wake] = None
+        if self.is_requested:
             wake()
 
-    def forget(self, wake: Callable[[], None]) -> None:
-        self._wakes.pop(wake, None)
+    def remove_wake_function(self, wake: Callable[[], None]) -> None:
+        self._wake_functions.pop(wake, None)
 
 
-def causes(error: BaseException) -> Iterable[BaseException]:
+def related_exceptions(error: BaseException) -> Iterable[BaseException]:
     """Return an exception, its causes and contexts, and the members of exception groups."""
     found: dict[int, BaseException] = {}
     waiting: list[BaseException | None] = [error]
@@ -79,7 +79,7 @@ def causes(error: BaseException) -> Iterable[BaseException]:
 
 
 def is_caused_by_eviction(error: BaseException) -> bool:
-    return any(isinstance(one, Evicted) for one in causes(error))
+    return any(isinstance(one, Evicted) for one in related_exceptions(error))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -109,33 +109,33 @@ class TextSink(Protocol):
     """Receives the texts of a call in the engine's thread. The methods must not block."""
 
     def add(self, text: str) -> bool:
-        """Add a text as the next piece. Return False if the client must first acknowledge pieces."""
+        """Accept a text as the next piece. Return False if the client must first acknowledge earlier pieces."""
 
     def send(self) -> None:
         """Send the collected texts of all sinks of the library to the pilot."""
 
 
 class RelayedTexts(Iterable[str]):
-    """Texts that a function yields as one object. The library sends these texts as pieces."""
+    """Texts that a function yields as one object. The library sends each text to the client as a piece."""
 
     @abstractmethod
     def send_to(self, sink: TextSink) -> Generator[str, None, None]:
-        """Yield the texts that `sink` does not accept; first offer each text to `sink`.
+        """Yield the texts that `sink`, which gets each text first, does not accept.
 
         Args:
             sink: Receives texts in the engine's thread.
         """
 
 
-SeatHook = Callable[[float], Gang]
-"""A function that takes the maximum seconds to wait for rank 0, and returns the `Gang` of this process."""
+JoinGangHook = Callable[[float], Gang]
+"""Function of the maximum seconds to wait for rank 0. Returns the `Gang` of this process."""
 
 MOST_STATE_BYTES = 16_000_000
 """Maximum bytes of a checkpoint, which must fit into one protocol frame."""
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
-"""A function that takes `done, total, metric, state` (pickled), and returns True if the call is evicted."""
-TokenDues = Callable[[int], tuple[float, float]]
+"""Function of `done, total, metric, state` (pickled). Returns True if the call is evicted."""
+TokenDueHook = Callable[[int], tuple[float, float]]
 SnapshotHook = Callable[[str, str, float], None]
 """Receives a new snapshot: its form (its name), its folder, and the seconds that its creation took."""
 
@@ -153,9 +153,9 @@ class _CallScope:
     hook: ProgressHook | None = None
     folder: str = ""
     state: bytes = b""
-    seat: SeatHook | None = None
-    dues: TokenDues | None = None
-    stop: CallStop = field(default_factory=CallStop)
+    join_gang: JoinGangHook | None = None
+    token_due_hook: TokenDueHook | None = None
+    stop: StopRequest = field(default_factory=StopRequest)
     place: Gang | None = None
 
 
@@ -215,7 +215,7 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
     Raises:
         SerializationError: The checkpoint is too large or cannot be pickled.
     """
-    scope = _current()
+    scope = _current_call_scope()
     if scope.hook is None:
         return
     made = state() if callable(state) else state
@@ -234,7 +234,7 @@ def saved_state(default: Any = None) -> Any:
     Args:
         default: Value to return without a checkpoint.
     """
-    state = _current().state
+    state = _current_call_scope().state
     return payloads.loads(state, keep_classes=True) if state else default
 
 
@@ -247,34 +247,34 @@ def gang(*, limit_s: float = 60.0) -> Gang:
     Raises:
         GangBroken: Rank 0 did not open its port in time.
     """
-    scope = _current()
-    if scope.seat is None:
+    scope = _current_call_scope()
+    if scope.join_gang is None:
         return Gang(rank=0, size=1)
     if scope.place is None:
-        scope.place = scope.seat(limit_s)
+        scope.place = scope.join_gang(limit_s)
     return scope.place
 
 
 def token_due_times(prompt_tokens: int) -> tuple[float, float]:
-    """Return the time when the call's first token is due, and the seconds between later tokens."""
-    dues = _current().dues
-    return dues(prompt_tokens) if dues is not None else (math.inf, 0.0)
+    """Return the time when the call's first token is due, and the seconds between later tokens (0: not due)."""
+    token_due_hook = _current_call_scope().token_due_hook
+    return token_due_hook(prompt_tokens) if token_due_hook is not None else (math.inf, 0.0)
 
 
-def current_call_stop(*, own_thread: bool = False) -> CallStop:
+def current_stop_request(*, own_thread: bool = False) -> StopRequest:
     """Return the stop request of the running call; outside of a call, a new stop request.
 
-    If only one call runs, a thread of the user gets that call's request too, unless `own_thread`.
+    A thread that the user's code started gets the request of the only running call, unless `own_thread`.
     """
     scope = _call.get()
     if scope is None and not own_thread and len(_running) == 1:
         scope = next(iter(list(_running)), None)
-    return scope.stop if scope is not None else CallStop()
+    return scope.stop if scope is not None else StopRequest()
 
 
 def scratch() -> Path:
     """Return a local folder that Stoker empties when this call ends."""
-    if folder := _current().folder:
+    if folder := _current_call_scope().folder:
         return Path(folder)
     return Path(_temporary_folder().name) if _library is _NO_LIBRARY else Path.cwd()
 
@@ -310,9 +310,7 @@ def device_memory_bytes() -> int:
 
 
 def bytes_per_torch_device(device_bytes: int) -> int:
-    """Convert bytes per device of the pilot to bytes per PyTorch device. PyTorch counts all CPU devices as one,
-    `cpu`.
-    """
+    """Convert bytes per pilot device to bytes per PyTorch device. PyTorch has only one CPU device, `cpu`."""
     names = devices()
     return device_bytes * (len(names) if names[0] == "cpu" else 1)
 
@@ -321,10 +319,10 @@ def enter_library(
     *, device: str | tuple[str, ...] = "cpu", context: Any = None, objects: Mapping[str, str] | None = None,
     offer: SnapshotHook | None = None, device_memory_bytes: int = 0,
 ) -> None:  # fmt: skip
-    """Set the library scope. Called before the loader runs, and again with the loaded context.
+    """Set the library scope. The library calls this before the loader runs, and again with the loaded context.
 
-    `device`: names on the pilot (`cuda:3`). `objects`: local paths by cache name or snapshot form; None keeps the known
-    paths.
+    `device`: the pilot's device names (`cuda:3`). `objects`: local paths by cache name or snapshot name; None keeps
+    the known paths.
     """
     global _library
     named: list[str] = []
@@ -342,11 +340,11 @@ def leave_library() -> None:
 
 
 def enter_call_scope(
-    *, hook: ProgressHook | None = None, folder: str = "", state: bytes = b"", seat: SeatHook | None = None,
-    dues: TokenDues | None = None, stop: CallStop | None = None,
+    *, hook: ProgressHook | None = None, folder: str = "", state: bytes = b"", join_gang: JoinGangHook | None = None,
+    token_due_hook: TokenDueHook | None = None, stop: StopRequest | None = None,
 ) -> None:  # fmt: skip
     global _latest_call
-    _latest_call = scope = _CallScope(hook, folder, state, seat, dues, stop or CallStop())
+    _latest_call = scope = _CallScope(hook, folder, state, join_gang, token_due_hook, stop or StopRequest())
     _running[scope] = None
     _call.set(scope)
 
@@ -362,5 +360,5 @@ def leave_call_scope() -> None:
         _call.set(None)
 
 
-def _current() -> _CallScope:
+def _current_call_scope() -> _CallScope:
     return _call.get() or _latest_call

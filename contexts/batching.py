@@ -21,7 +21,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec.structs import replace
 
-from stoker.contexts.step_times import padded_length
+from stoker.contexts.step_times import mean_padded_length
 
 SMALLEST_ROW_TOKENS = 64
 
@@ -40,9 +40,9 @@ class BatchLimits(msgspec.Struct, frozen=True):
     mixes: bool = False
     page_tokens: int = 0
 
-    def row_tokens(self, tokens: int) -> int:
+    def rounded_row_tokens(self, tokens: int) -> int:
         page = self.page_tokens
-        return -(-tokens // page) * page if page else row_tokens(tokens)
+        return -(-tokens // page) * page if page else rounded_row_tokens(tokens)
 
     def max_tokens_per_row(self) -> int:
         cache, page = self.cache_tokens, self.page_tokens
@@ -68,14 +68,14 @@ class Step(msgspec.Struct, frozen=True):
     def prompt_tokens(self) -> int:
         return sum(self.tokens) - self.writing
 
-    def without(self, id: int, *, writes: bool) -> Step:
+    def without_request(self, id: int, *, writes: bool) -> Step:
         at = self.requests.index(id)
         requests, tokens, starts = (each[:at] + each[at + 1 :] for each in (self.requests, self.tokens, self.starts))
         return replace(self, requests=requests, tokens=tokens, starts=starts, writing=self.writing - writes)
 
 
 class BatchedRequest(msgspec.Struct):
-    """A request. `read`: tokens in the cache. `made`: written tokens, at most `most`.
+    """A request in the batch. `read`: tokens in the cache. `made`: written tokens, at most `most`.
 
     After the first token, a token is due every `tpot_s` seconds (0: no due time).
     """
@@ -88,7 +88,7 @@ class BatchedRequest(msgspec.Struct):
     tpot_s: float = 0.0
     read: int = 0
     made: int = 0
-    reserved: int = 0
+    reserved_tokens: int = 0
 
     @property
     def due_at(self) -> float:
@@ -102,16 +102,16 @@ class BatchedRequest(msgspec.Struct):
         return self.prompt + self.made
 
     @property
-    def unread(self) -> int:
+    def unread_tokens(self) -> int:
         """Number of tokens to compute before the next token can be written; 1 during decoding."""
         return self.length - self.read
 
     @property
-    def decodes(self) -> bool:
-        return self.read > 0 and self.unread == 1
+    def is_decoding(self) -> bool:
+        return self.read > 0 and self.unread_tokens == 1
 
 
-def row_tokens(tokens: int) -> int:
+def rounded_row_tokens(tokens: int) -> int:
     return max(SMALLEST_ROW_TOKENS, 1 << max(0, tokens - 1).bit_length())
 
 
@@ -122,25 +122,25 @@ class RunningBatch:
         self._waiting: dict[int, BatchedRequest] = {}
         self.running: dict[int, BatchedRequest] = {}
         self.mean_output = 0.0
-        self._ended = 0
-        self._arrivals = 0
+        self._ended_count = 0
+        self._arrival_count = 0
         self._decode_next = False
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running)
 
     @property
-    def reserved(self) -> int:
-        return sum(request.reserved for request in self.running.values())
+    def reserved_tokens(self) -> int:
+        return sum(request.reserved_tokens for request in self.running.values())
 
     @property
     def due_at(self) -> float:
         first = self.waiting[:1] if self.waiting and self.has_room_for(self.waiting[0]) else []
         return min((request.due_at for request in (*self.running.values(), *first)), default=math.inf)
 
-    def why_not(self, *, prompt: int, most: int) -> str:
-        """Return why a request can never fit into the cache; empty if it can."""
-        size = self.limits.row_tokens(prompt + most)
+    def find_refusal_reason(self, *, prompt: int, most: int) -> str:
+        """Return why a request can never fit into the cache, or "" if it can."""
+        size = self.limits.rounded_row_tokens(prompt + most)
         if 0 < self.limits.cache_tokens < size:
             return (
                 f"{prompt} prompt tokens and {most} new tokens need {size} tokens of the key-value cache,"
@@ -150,20 +150,20 @@ class RunningBatch:
 
     def add(self, id: int, *, prompt: int, most: int, due_at: float = math.inf, tpot_s: float = 0.0) -> None:
         """Queue a request. Raises ValueError if the request can never fit into the cache."""
-        if why := self.why_not(prompt=prompt, most=most):
+        if why := self.find_refusal_reason(prompt=prompt, most=most):
             raise ValueError(why)
-        self._arrivals += 1
-        self._wait(BatchedRequest(id, prompt, most, self._arrivals, due_at, tpot_s))
+        self._arrival_count += 1
+        self._queue(BatchedRequest(id, prompt, most, self._arrival_count, due_at, tpot_s))
 
-    def next(self) -> Step | None:
-        """Return the next step, or None. The caller must compute the step and then call `did`."""
-        evicted = self.make_room()
-        self._admit()
-        unread = [request for request in self.running.values() if not request.decodes]
-        decoding = [request for request in self.running.values() if request.decodes]
+    def next_step(self) -> Step | None:
+        """Return the next step, or None. The caller must compute the step and then call `record_step`."""
+        evicted = self.evict_until_cache_fits()
+        self._admit_waiting_requests()
+        unread = [request for request in self.running.values() if not request.is_decoding]
+        decoding = [request for request in self.running.values() if request.is_decoding]
         if decoding and (not unread or (self._decode_next and not self.limits.mixes)):
             self._decode_next = False
-            return _step([(request, 1) for request in decoding], prefill=False, evicted=evicted)
+            return _build_step([(request, 1) for request in decoding], prefill=False, evicted=evicted)
         if not unread:
             return None
         self._decode_next = True
@@ -172,11 +172,11 @@ class RunningBatch:
         for request in unread[: self.limits.prefill_requests or None]:
             if left <= 0:
                 break
-            parts.append((request, min(left, request.unread)))
+            parts.append((request, min(left, request.unread_tokens)))
             left -= parts[-1][1]
         if self.limits.mixes:
             parts += [(request, 1) for request in decoding]
-        return _step(parts, prefill=True, evicted=evicted)
+        return _build_step(parts, prefill=True, evicted=evicted)
 
     def requests(self) -> tuple[BatchedRequest, ...]:
         return (*self.running.values(), *self.waiting)
@@ -185,25 +185,25 @@ class RunningBatch:
         states = [self.running[number] for number in step.requests]
         if self.limits.page_tokens:
             return sum(state.length for state in states) / len(states)
-        return padded_length((state.reserved, state.length) for state in states)
+        return mean_padded_length((state.reserved_tokens, state.length) for state in states)
 
-    def repeats(self, step: Step) -> int:
-        """Return how often `next` would return this step if no request joins or ends."""
+    def count_repeats(self, step: Step) -> int:
+        """Return how many times `next_step` would return this step if no request joins or ends."""
         if step.prefill or len(step.requests) < len(self.running):
             return 1
-        return 1 + min(request.reserved - request.length for request in self.running.values())
+        return 1 + min(request.reserved_tokens - request.length for request in self.running.values())
 
-    def did(self, step: Step, *, ended: Iterable[int] = (), times: int = 1) -> None:
+    def record_step(self, step: Step, *, ended: Iterable[int] = (), times: int = 1) -> None:
         for id, count in zip(step.requests, step.tokens, strict=True):
             request = self.running[id]
             request.read += count + times - 1
             request.made += times - 1
-            if request.unread == 0:
+            if request.unread_tokens == 0:
                 request.made += 1
         for id in ended:
             request = self.running.pop(id)
-            self._ended += 1
-            self.mean_output += (request.made - self.mean_output) / self._ended
+            self._ended_count += 1
+            self.mean_output += (request.made - self.mean_output) / self._ended_count
 
     def abort(self, id: int) -> None:
         self.running.pop(id, None)
@@ -211,12 +211,15 @@ class RunningBatch:
             del self.waiting[bisect_left(self.waiting, _urgency(request), key=_urgency)]
 
     def has_room_for(self, request: BatchedRequest) -> bool:
-        return len(self.running) < self.limits.rows and self.limits.row_tokens(request.length + 1) <= self._room()
+        return (
+            len(self.running) < self.limits.rows
+            and self.limits.rounded_row_tokens(request.length + 1) <= self._free_cache_tokens()
+        )
 
     def peak_tokens(self, *, prompt: int, output: float) -> int:
         """Return the expected number of cached tokens of all requests, including a new one (SLINFER eq. 2)."""
         output = round(max(output, self.mean_output))
-        row = self.limits.row_tokens
+        row = self.limits.rounded_row_tokens
         others = sum(row(one.prompt + min(one.most, max(one.made, output))) for one in self.requests())
         return others + row(prompt + output)
 
@@ -224,58 +227,58 @@ class RunningBatch:
         """Return the expected cache tokens of all requests (SLINFER §VII-D).
 
         A request that has written more than expected is assumed to write `SMALLEST_ROW_TOKENS` more. `unrecorded`:
-        tokens per decoding request since the last call of `did`.
+        tokens per decoding request since the last call of `record_step`.
         """
-        mean, row, total = round(self.mean_output), self.limits.row_tokens, 0
+        mean, row, total = round(self.mean_output), self.limits.rounded_row_tokens, 0
         for one in self.requests():
-            made = one.made + unrecorded if one.decodes else one.made
+            made = one.made + unrecorded if one.is_decoding else one.made
             total += row(one.prompt + min(one.most, made + SMALLEST_ROW_TOKENS if made > mean else mean))
         return total
 
-    def _room(self) -> float:
-        return self.limits.cache_tokens - self.reserved if self.limits.cache_tokens else math.inf
+    def _free_cache_tokens(self) -> float:
+        return self.limits.cache_tokens - self.reserved_tokens if self.limits.cache_tokens else math.inf
 
-    def _admit(self) -> None:
+    def _admit_waiting_requests(self) -> None:
         while self.waiting and len(self.running) < self.limits.rows:
-            request, room = self.waiting[0], self._room()
-            least = self.limits.row_tokens(request.length + 1)  # minimum: room for the next token
+            request, room = self.waiting[0], self._free_cache_tokens()
+            least = self.limits.rounded_row_tokens(request.length + 1)  # minimum: room for the next token
             if least > room:
                 break
             output = min(request.most, max(request.made, round(self.mean_output)))
-            size = max(least, self.limits.row_tokens(request.prompt + output))
-            request.reserved = size if size <= room else least
+            size = max(least, self.limits.rounded_row_tokens(request.prompt + output))
+            request.reserved_tokens = size if size <= room else least
             self.running[request.id] = self.waiting.pop(0)
             del self._waiting[request.id]
 
-    def make_room(self) -> tuple[int, ...]:
+    def evict_until_cache_fits(self) -> tuple[int, ...]:
         evicted: list[int] = []
-        full = [request for request in self.running.values() if request.length > request.reserved]
+        full = [request for request in self.running.values() if request.length > request.reserved_tokens]
         for request in sorted(full, key=_urgency):
-            size = self.limits.row_tokens(request.length)
-            while request.id in self.running and size - request.reserved > self._room():
-                evicted.append(self._evict())
+            size = self.limits.rounded_row_tokens(request.length)
+            while request.id in self.running and size - request.reserved_tokens > self._free_cache_tokens():
+                evicted.append(self._evict_latest_due())
             if request.id in self.running:
-                request.reserved = size
-        while self.running and self._room() < 0:  # the limit `cache_tokens` has become smaller than the reservations
-            evicted.append(self._evict())
+                request.reserved_tokens = size
+        while self.running and self._free_cache_tokens() < 0:  # a resize made the cache smaller than the reservations
+            evicted.append(self._evict_latest_due())
         return tuple(evicted)
 
-    def _evict(self) -> int:
+    def _evict_latest_due(self) -> int:
         last = max(self.running.values(), key=_urgency)
         del self.running[last.id]
-        last.read = last.reserved = 0
-        self._wait(last)
+        last.read = last.reserved_tokens = 0
+        self._queue(last)
         return last.id
 
-    def _wait(self, request: BatchedRequest) -> None:
+    def _queue(self, request: BatchedRequest) -> None:
         insort(self.waiting, request, key=_urgency)
         self._waiting[request.id] = request
 
 
-def _step(parts: list[tuple[BatchedRequest, int]], *, prefill: bool, evicted: tuple[int, ...]) -> Step:
+def _build_step(parts: list[tuple[BatchedRequest, int]], *, prefill: bool, evicted: tuple[int, ...]) -> Step:
     return Step(
         prefill=prefill, requests=tuple(request.id for request, _ in parts), tokens=tuple(count for _, count in parts),
-        starts=tuple(request.read for request, _ in parts), writing=sum(request.decodes for request, _ in parts),
+        starts=tuple(request.read for request, _ in parts), writing=sum(request.is_decoding for request, _ in parts),
         evicted=evicted,
     )  # fmt: skip
 

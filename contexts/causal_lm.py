@@ -30,7 +30,7 @@ from stoker.contexts.model_source import (
     add_token_cache_to_needs,
     check_device_split,
     encoder_class,
-    model_source,
+    find_model_source,
     shown_name,
 )
 from stoker.contexts.recipe import Recipe, RecipeOptions
@@ -145,7 +145,7 @@ def causal_lm(
     Raises:
         RecipeError: The path has no model, or an option is invalid.
     """
-    check_graphs(graphs, engine=engine, devices=devices)
+    check_graphs_option(graphs, engine=engine, devices=devices)
     wanted = EngineSettings(max_model_len, chat_template, dict(sorted((vllm or {}).items())))
     wanted.check(engine=engine)
     loader, arguments = language_model, dict[str, Any]()
@@ -200,7 +200,7 @@ def model_recipe(
     if engine not in ENGINES:
         raise RecipeError(f"causal_lm(engine={engine!r}): write one of {', '.join(ENGINES)}", option="engine")
     named = {**({} if engine == "auto" else {"engine": engine}), **(arguments or {})}
-    source, is_local = model_source(os.fspath(path) or default_model())
+    source, is_local = find_model_source(os.fspath(path) or default_model())
     check_device_split(source, options.get("devices", 1), engine=engine)
     if encoder := encoder_class(source):
         why = f"is an encoder ({encoder}), which generates no text; use stoker.encoder(...)"
@@ -209,11 +209,11 @@ def model_recipe(
     needs = {"files": (*(("path",) if is_local else ()), *files), "preload": tuple(ahead)}
     factory = loader.with_options(**needs, **options).named(shown_name(os.fspath(path) or source))
     recipe = factory(source, dtype=dtype, snapshot=snapshot, threads=threads, **named)
-    # The key needs no cache sizes, because they follow from the folder, the dtype and the declared memory.
+    # Cache sizes are not part of the key, because they follow from the folder, the dtype and the declared memory.
     return msgspec.structs.replace(recipe, needs=add_token_cache_to_needs(recipe.needs, source, dtype=dtype))
 
 
-def check_graphs(graphs: Any, *, engine: str, devices: int) -> None:
+def check_graphs_option(graphs: Any, *, engine: str, devices: int) -> None:
     problem = ""
     if not isinstance(graphs, bool):
         problem = "write True or False"

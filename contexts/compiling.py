@@ -26,7 +26,12 @@ import torch
 
 from stoker.contexts import ambient
 from stoker.contexts.folders import snapshot_folder
-from stoker.contexts.snapshot import make_folder, received_snapshot, rename_damaged_snapshot, snapshot_creation_seconds
+from stoker.contexts.snapshot import (
+    create_snapshot_folder,
+    find_received_snapshot,
+    rename_damaged_snapshot,
+    snapshot_creation_seconds,
+)
 from stoker.errors import ContextError
 from stoker.units import show_seconds
 
@@ -36,26 +41,25 @@ Made = TypeVar("Made")
 Compile = Callable[[Path], Made]
 _NOT_KEPT = "just compiled, and not kept"
 _CACHE, _LOCKS = "cache", "locks"
-_SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
-"""Inductor settings that leave no compiler processes after the load and no precompiled C++ headers in /tmp (150 MB
-each).
-"""
-_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_INDUCTOR_SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
+"""Settings of PyTorch's compiler that avoid idle compiler processes, and precompiled headers (150 MB each) in /tmp."""
+_CACHE_FOLDER_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
-    """Return the result of `compile` and the origin of its code."""
+    """Call `compile` with a folder for its cache. Return its result, and a text about the origin of the code."""
     place = snapshot_folder() / form
-    received = received_snapshot(place) if form else None
-    if received and (had := _from_snapshot(received[0], compile, place=place)):
+    received = find_received_snapshot(place) if form else None
+    if received and (had := _compile_with_snapshot(received[0], compile, place=place)):
         made, is_new = had
         told = f"another pilot compiled it in {show_seconds(received[1])}"
         return made, _offer_snapshot(place, "just compiled") if is_new else told
     for _ in range(2 if form else 0):
-        kept = _keep(place, compile)
-        if kept is None and snapshot_creation_seconds(place) is None:  # the snapshot folder is not writable
+        kept = _compile_into_snapshot(place, compile)
+        # The snapshot folder is not writable, so compile without it.
+        if kept is None and snapshot_creation_seconds(place) is None:
             break
-        had = (kept[0], True) if kept else _from_snapshot(place, compile, place=place)
+        had = (kept[0], True) if kept else _compile_with_snapshot(place, compile, place=place)
         if had is not None:
             return had[0], _offer_snapshot(place, "just compiled" if had[1] else "compiled earlier")
         rename_damaged_snapshot(place)
@@ -66,15 +70,15 @@ def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
 _temporary_folder = partial(tempfile.TemporaryDirectory, prefix="stoker-compiled-", ignore_cleanup_errors=True)
 
 
-def _offer_snapshot(place: Path, how: str) -> str:
+def _offer_snapshot(place: Path, code_origin: str) -> str:
     made_s = snapshot_creation_seconds(place)
     if made_s is None:
         return _NOT_KEPT
     ambient.offer_snapshot(place.name, place, made_s=made_s)
-    return f"{how} in {show_seconds(made_s)}"
+    return f"{code_origin} in {show_seconds(made_s)}"
 
 
-def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
+def _compile_into_snapshot(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
     """Compile into a new snapshot. Return None without compiling if the snapshot exists or its folder is not
     writable.
     """
@@ -89,7 +93,7 @@ def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
         shutil.rmtree(draft / _CACHE / _LOCKS, ignore_errors=True)
 
     try:
-        make_folder(place, write, source="torch.compile")
+        create_snapshot_folder(place, write, source="torch.compile")
     except OSError as error:
         if failed:
             raise
@@ -97,29 +101,31 @@ def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
     return (found[0],) if found else None
 
 
-def _from_snapshot(source: Path, compile: Compile[Made], *, place: Path) -> tuple[Made, bool] | None:
-    """Run `compile` with a copy of `source`. Return the result, and True if new code replaced `place`."""
+def _compile_with_snapshot(source: Path, compile: Compile[Made], *, place: Path) -> tuple[Made, bool] | None:
+    """Run `compile` with a copy of the cache in `source`. Return its result, and True if a new cache replaced `place`;
+    None if `compile` failed.
+    """
     try:
         with _temporary_folder() as folder:
             cache = Path(folder, _CACHE)
             shutil.copytree(source / _CACHE, cache)
-            before, began = _files(cache), time.monotonic()
+            before, began = _list_cache_files(cache), time.monotonic()
             made = compile(cache)
-            is_new = _files(cache) != before
+            is_new = _list_cache_files(cache) != before
             if is_new:
-                _replace(place, cache, made_s=time.monotonic() - began)
+                _replace_snapshot(place, cache, made_s=time.monotonic() - began)
             return made, is_new
     except Exception as error:
         log.warning("the compiled code in %s cannot be used (%s); it is compiled again", source, error)
         return None
 
 
-def _files(cache: Path) -> set[str]:
+def _list_cache_files(cache: Path) -> set[str]:
     found = (path.relative_to(cache) for path in cache.rglob("*") if path.is_file())
     return {str(path) for path in found if path.parts[0] != _LOCKS}
 
 
-def _replace(place: Path, cache: Path, *, made_s: float) -> None:
+def _replace_snapshot(place: Path, cache: Path, *, made_s: float) -> None:
     log.info("%s was compiled for another machine; it is replaced", place)
     shutil.rmtree(place, ignore_errors=True)
 
@@ -127,7 +133,7 @@ def _replace(place: Path, cache: Path, *, made_s: float) -> None:
         shutil.copytree(cache, draft / _CACHE, ignore=shutil.ignore_patterns(_LOCKS))
 
     try:
-        make_folder(place, write, source="torch.compile", made_s=made_s)
+        create_snapshot_folder(place, write, source="torch.compile", made_s=made_s)
     except OSError as error:
         log.warning("compiled code cannot be stored in %s: %s", place.parent, error)
 
@@ -136,15 +142,15 @@ def _replace(place: Path, cache: Path, *, made_s: float) -> None:
 def redirect_inductor_cache(folder: Path) -> Iterator[None]:
     from torch._inductor import config, utils
 
-    before = {name: os.environ.get(name) for name in _VARIABLES}
+    before = {name: os.environ.get(name) for name in _CACHE_FOLDER_VARIABLES}
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ.update(zip(_VARIABLES, (str(folder), str(folder / "triton")), strict=True))
+    os.environ.update(zip(_CACHE_FOLDER_VARIABLES, (str(folder), str(folder / "triton")), strict=True))
     utils.clear_inductor_caches()
     try:
-        with config.patch({name: value for name, value in _SETTINGS.items() if hasattr(config, name)}):
+        with config.patch({name: value for name, value in _INDUCTOR_SETTINGS.items() if hasattr(config, name)}):
             yield
     finally:
-        for name in _VARIABLES:
+        for name in _CACHE_FOLDER_VARIABLES:
             os.environ.pop(name, None)
         os.environ.update({name: value for name, value in before.items() if value is not None})
         utils.clear_inductor_caches()
@@ -152,22 +158,22 @@ def redirect_inductor_cache(folder: Path) -> Iterator[None]:
 
 Answer = TypeVar("Answer")
 Inputs = Callable[[], dict[str, torch.Tensor]]
-"""Creates a network's inputs. Must run in the computing thread: tensors created outside inference mode need other
-compiled code.
+"""Function that creates a network's inputs. It must run in the compiler's thread, in inference mode, because PyTorch
+compiles other code for other tensors.
 """
 BACKEND: str | Callable[..., Any] = "inductor"
 _FORMAT = 1
-_RUNS = 3
-"""Runs after compiling: the first warms up a CUDA graph, the second records it, and the third runs it."""
+_RUNS_AFTER_COMPILING = 3
+"""Number of runs after compiling: the first warms up a CUDA graph, the second records it, and the third replays it."""
 
 
 class Compiler:
     """Compiles networks for inputs of one shape, and runs the networks in its own thread."""
 
     def __init__(self, device: str, *, form: str = "") -> None:
-        self.how = "not compiled"
+        self.code_origin = "not compiled"
         self._device = device
-        self._form = form
+        self._code_name = form
         threads = torch.get_num_threads()
         self._thread = ThreadPoolExecutor(1, "compiled", initializer=torch.set_num_threads, initargs=(threads,))
 
@@ -175,49 +181,49 @@ class Compiler:
         return self._thread.submit(work).result()
 
     def compile(self, network: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
-        def make(cache: Path) -> Callable[..., Any]:
-            return self.run(lambda: self._compiled(network, inputs, cache))
+        def compile_in_thread(cache: Path) -> Callable[..., Any]:
+            return self.run(lambda: self._compile_and_warm_up(network, inputs, cache))
 
-        made, self.how = compile_once(self._form, make)
+        made, self.code_origin = compile_once(self._code_name, compile_in_thread)
         return made
 
     def close(self) -> None:
         self._thread.shutdown()
 
-    def _compiled(self, network: Callable[..., Any], inputs: Inputs, cache: Path) -> Callable[..., Any]:
+    def _compile_and_warm_up(self, network: Callable[..., Any], inputs: Inputs, cache: Path) -> Callable[..., Any]:
         mode = "reduce-overhead" if self._device.startswith("cuda") else None
         with redirect_inductor_cache(cache), torch.inference_mode():
             made: Callable[..., Any] = torch.compile(network, dynamic=False, mode=mode, backend=BACKEND)
-            for _ in range(_RUNS):
+            for _ in range(_RUNS_AFTER_COMPILING):
                 made(**inputs())
             if mode is not None:
                 torch.cuda.synchronize()
         return made
 
 
-def wants_compiling(device: str, wanted: bool | str) -> bool:
+def should_compile(device: str, wanted: bool | str) -> bool:
     """True if the network should be compiled; `auto` compiles only on a GPU."""
     return wanted is True or (wanted == "auto" and not device.startswith("cpu"))
 
 
 def compile_runtime(model: Any, wanted: bool | str) -> None:
     """Compile a runtime (an EncoderModel). A failure raises ContextError only if `wanted` is True."""
-    if not wants_compiling(model.device, wanted):
+    if not should_compile(model.device, wanted):
         return
-    compiler = Compiler(model.device, form=_form(model))
+    compiler = Compiler(model.device, form=_compiled_code_name(model))
     began = time.monotonic()
     try:
         model.compile(compiler)
     except Exception as error:
         compiler.close()
-        why = _short(error)
+        why = _short_error_text(error)
         if wanted is True:
             told = f"the runtime of {model.longest} tokens cannot be compiled on {model.device}: {why}"
             raise ContextError(f"{told}. With compiled='auto' it runs uncompiled") from error
         log.warning("%s, %s tokens: the runtime runs uncompiled: %s", model.name, model.longest, why)
     else:
         runtime = f"{model.longest} tokens of {model.name} on {model.device}"
-        log.info("runtime of %s in %s: %s", runtime, show_seconds(time.monotonic() - began), compiler.how)
+        log.info("runtime of %s in %s: %s", runtime, show_seconds(time.monotonic() - began), compiler.code_origin)
 
 
 def device_hardware_name(device: str) -> str:
@@ -226,7 +232,7 @@ def device_hardware_name(device: str) -> str:
     return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _form(model: Any) -> str:
+def _compiled_code_name(model: Any) -> str:
     kind, shape = device_hardware_name(model.device), model.runtime
     facts = [
         _FORMAT, model.source, str(model.model.dtype), shape, type(model.model).__name__, bool(model.labels), kind,
@@ -238,7 +244,7 @@ def _form(model: Any) -> str:
     return f"compiled-{readable[:80]}-{digest}"
 
 
-def _short(error: Exception) -> str:
+def _short_error_text(error: Exception) -> str:
     lines = [line.strip().rstrip(":.") for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines[:2] if not line.startswith("Set TORCH")]
     return ": ".join([type(error).__name__, *said])[:300]

@@ -6,8 +6,8 @@
     def embed(model, texts):
         return model.embed(texts)
 
-A *runtime* pads every batch to one length (Arlo §3.1). The policy chooses among the runtimes that are long enough for a
-call's input (docs/embeddings.md). This module imports no GPU library.
+A *runtime* pads every batch to one length (Arlo §3.1). The policy chooses among the runtimes that are long enough for
+a call's input (docs/embeddings.md). This module imports no GPU library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stoker.contexts.model_source import (
     SHORTEST_RUNTIME,
     CallableModule,
     TokenCounter,
-    model_source,
+    find_model_source,
     read_max_text_tokens,
     shown_name,
 )
@@ -81,14 +81,14 @@ def encoder(
     Raises:
         RecipeError: The path is not a model folder, or an option is invalid.
     """
-    runtime = _runtime_options(length, batch, compiled)
+    runtime = _check_runtime_options(length, batch, compiled)
     dtype = dtype_named(dtype, what="encoder")
     named = os.fspath(path)
     if not named:
         raise RecipeError("encoder needs a model: a folder, or a name on the model hub", path=named)
-    source, is_local = model_source(named)
+    source, is_local = find_model_source(named)
     if source.endswith(".gguf"):
-        raise RecipeError(f"encoder cannot read the GGUF file {source}; name a folder of save_pretrained", path=named)
+        raise RecipeError(f"encoder cannot read the GGUF file {source}; give a folder from save_pretrained", path=named)
     longest = read_max_text_tokens(source) if length and is_local else 0
     if longest and length > longest:
         why = f"encoder(length={length}): {shown_name(named)} accepts at most {longest} tokens"
@@ -99,7 +99,7 @@ def encoder(
     return msgspec.structs.replace(recipe, longest_input=length)
 
 
-def _runtime_options(length: Any, batch: Any, compiled: Any) -> dict[str, Any]:
+def _check_runtime_options(length: Any, batch: Any, compiled: Any) -> dict[str, Any]:
     problem = ""
     if type(length) is not int or (length and not SHORTEST_RUNTIME <= length <= _MOST_TOKENS):
         option, problem = "length", f"write a whole number of tokens, {SHORTEST_RUNTIME} or more (0: no runtime)"
@@ -201,7 +201,7 @@ def encoder_family(
     """
     if "length" in options:
         raise RecipeError("encoder_family takes several lengths; write lengths=[...]", option="length")
-    source, _ = model_source(os.fspath(path))
+    source, _ = find_model_source(os.fspath(path))
     if lengths is None:
         asked = {name: options[name] for name in ("dtype", "compiled") if name in options}
         profile = kept_encoder_profile(path, **asked)

@@ -38,8 +38,8 @@ def load_encoder(
         path, dtype=computation_dtype(dtype, path=path, device=device), devices=(device,), **more
     ) as weights:
         tokenizer = AutoTokenizer.from_pretrained(path, **more)
-        facts = read_sentence_facts(lambda name: _file_of(path, name))
-        network = weights.model(kind)
+        facts = read_sentence_facts(lambda name: _read_model_file(path, name))
+        network = weights.build_model(kind)
     took = show_seconds(time.monotonic() - began)
     log.info("encoder %s on %s in %s: %s %s", path, device, network.dtype, took, weights.told)
     runtime = RuntimeShape(length, batch) if length else None
@@ -52,7 +52,7 @@ def load_encoder(
     return model
 
 
-def _file_of(path: str, name: str) -> str | None:
+def _read_model_file(path: str, name: str) -> str | None:
     try:
         place = Path(path, name) if Path(path).exists() else Path(cached_file(path, name) or "")
         return place.read_text()

@@ -18,30 +18,30 @@ import numpy.typing as npt
 import torch
 
 from stoker.contexts import ambient
-from stoker.contexts.compiling import Compiler, compile_runtime, device_hardware_name, wants_compiling
+from stoker.contexts.compiling import Compiler, compile_runtime, device_hardware_name, should_compile
 from stoker.contexts.inference.core_share import compute_context_for_device
 from stoker.contexts.joined_batches import JoinedBatches
 from stoker.contexts.length_profiles import EncoderProfile, LengthTime, lengths_to_measure
 from stoker.contexts.model_source import POOLINGS, SHORTEST_RUNTIME, SentenceFacts, max_text_tokens
-from stoker.contexts.prompts import AT_ONCE
+from stoker.contexts.prompts import TEXTS_PER_TOKENIZER_CALL
 from stoker.errors import InputTooLongError, RecipeError
 
-_FEWEST_REPEATS = 5
-_LIMIT_S = 90.0
-"""Time limit of a profile in seconds. After the limit, each length still gets `_FEWEST_REPEATS` repeats."""
-_WARM_UP = 3
+_MIN_REPEATS = 5
+_PROFILE_LIMIT_S = 90.0
+"""Time limit of a profile in seconds. Even after the limit, each length is measured `_MIN_REPEATS` times."""
+_WARM_UP_BATCHES = 3
 
 
 def _time_runtimes_in_rotation(
     model: EncoderModel, samples: dict[int, list[float]], *, repeats: int, told: Callable[[float, float], None]
 ) -> None:
-    """Time all lengths in turn, so that a slow phase of the machine affects all of them equally."""
+    """Time one batch of each length in each round, so that a slow phase of the machine affects all lengths equally."""
     runtimes = {tokens: model.as_runtime(tokens) for tokens in samples}
     for runtime in runtimes.values():
         _warm_up(runtime)
-    until = time.monotonic() + _LIMIT_S
+    until = time.monotonic() + _PROFILE_LIMIT_S
     for number in range(repeats):
-        if number >= _FEWEST_REPEATS and time.monotonic() > until:
+        if number >= _MIN_REPEATS and time.monotonic() > until:
             break
         for tokens, runtime in runtimes.items():
             samples[tokens].append(runtime.time_batch())
@@ -54,13 +54,13 @@ def _time_compiled_runtimes(
 ) -> bool:  # fmt: skip
     compiled_all = True
     for number, (tokens, taken) in enumerate(samples.items()):
-        torch._dynamo.reset()  # torch limits how many compiled variants a network may have
+        torch._dynamo.reset()  # forget the last length's code, because torch limits the compiled variants of a network
         runtime = model.as_runtime(tokens)
         compile_runtime(runtime, compiled)
         compiled_all &= runtime.is_compiled
         _warm_up(runtime)
-        until = time.monotonic() + _LIMIT_S / len(samples)
-        while len(taken) < repeats and (len(taken) < _FEWEST_REPEATS or time.monotonic() < until):
+        until = time.monotonic() + _PROFILE_LIMIT_S / len(samples)
+        while len(taken) < repeats and (len(taken) < _MIN_REPEATS or time.monotonic() < until):
             taken.append(runtime.time_batch())
         runtime.close()
         told(number + 1, len(samples))
@@ -68,17 +68,17 @@ def _time_compiled_runtimes(
 
 
 def _warm_up(runtime: EncoderModel) -> None:
-    for _ in range(_WARM_UP):
+    for _ in range(_WARM_UP_BATCHES):
         runtime.time_batch()
 
 
 Text = str | tuple[str, str]
 """A text, or a pair of texts."""
-_SLOTS = 16
+_DEFAULT_SLOTS = 16
 
 
 class TokenRow(NamedTuple):
-    """Token ids of a text or a pair of texts. `types`: index (0 or 1) of each token's text; may be empty."""
+    """Token ids of a text or a pair of texts. `types`: token types (0: first text, 1: second text); may be empty."""
 
     ids: list[int]
     types: list[int]
@@ -131,12 +131,12 @@ class EncoderModel:
         backbone = model.get_encoder() if config.is_encoder_decoder else model.base_model
         self._networks: dict[str, Callable[..., Any]] = {"classify": model, "embed": backbone}
         self._padding = next((id for id in (tokenizer.pad_token_id, config.pad_token_id) if id is not None), 0)
-        if config.pad_token_id is None:  # some models find the end of a text by this id
+        if config.pad_token_id is None:  # some models need this id to find the end of a text
             config.pad_token_id = self._padding
         self._device = next(model.parameters()).device
         self._computing = compute_context_for_device(self.device)
         self._compiler: Compiler | None = None
-        self._reading = threading.Lock()
+        self._tokenizer_lock = threading.Lock()
         self._joined: JoinedBatches[TokenRow, npt.NDArray[np.float32]] = JoinedBatches(
             self._compute, length=lambda row: runtime.length if runtime is not None else len(row.ids)
         )
@@ -153,7 +153,7 @@ class EncoderModel:
             device_memory_bytes: Ignored.
         """
         del device_memory_bytes
-        return self.runtime.batch if self.runtime is not None else _SLOTS
+        return self.runtime.batch if self.runtime is not None else _DEFAULT_SLOTS
 
     def as_runtime(self, length: int, *, batch: int = 1) -> EncoderModel:
         """Return a runtime that shares this model's weights.
@@ -178,7 +178,7 @@ class EncoderModel:
     @property
     def origin(self) -> str:
         """Origin of a runtime's compiled code; empty if the runtime is not compiled."""
-        return self._compiler.how if self._compiler is not None else ""
+        return self._compiler.code_origin if self._compiler is not None else ""
 
     def compile(self, compiler: Compiler) -> None:
         """Compile the network of a runtime. Afterwards the compiler's thread computes batches.
@@ -186,8 +186,8 @@ class EncoderModel:
         Args:
             compiler: If the compiler fails, the runtime is unchanged.
         """
-        kind, rows = "classify" if self.labels else "embed", self._rows([""], truncate=True, check=False)
-        self._networks[kind] = compiler.compile(self._networks[kind], lambda: self._inputs(rows)[0])
+        kind, rows = "classify" if self.labels else "embed", self._tokenize([""], truncate=True, check=False)
+        self._networks[kind] = compiler.compile(self._networks[kind], lambda: self._build_inputs(rows)[0])
         self._compiler = compiler
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class EncoderModel:
         if self.longest and asked[-1] > self.longest:
             raise RecipeError(f"{asked[-1]} tokens cannot be measured: the model accepts at most {self.longest}")
         samples: dict[int, list[float]] = {tokens: [] for tokens in asked}
-        is_compiled = wants_compiling(self.device, compiled)
+        is_compiled = should_compile(self.device, compiled)
         if is_compiled:
             is_compiled = _time_compiled_runtimes(self, samples, compiled=compiled, repeats=repeats, told=told)
         else:
@@ -235,7 +235,7 @@ class EncoderModel:
 
     def time_batch(self) -> float:
         """Return the measured seconds of a batch with one text of maximum length."""
-        (row,) = self._rows([""], truncate=True, check=False)
+        (row,) = self._tokenize([""], truncate=True, check=False)
         count = self.longest - 1
         full = TokenRow([*row.ids[:1] * count], [*row.types[:1] * count])
         began = time.perf_counter()
@@ -248,7 +248,7 @@ class EncoderModel:
         Args:
             text: The text, or a pair of texts.
         """
-        return len(self._rows([text], truncate=False, check=False)[0].ids)
+        return len(self._tokenize([text], truncate=False, check=False)[0].ids)
 
     def embed(self, texts: Sequence[str], **options: Unpack[EmbeddingOptions]) -> list[list[float]]:
         """Return the embedding of each text, `[texts][width]`.
@@ -288,8 +288,8 @@ class EncoderModel:
             raise ValueError(
                 f"{self.name} needs an unsupported embedding: {self.facts.trouble}; set pooling= to ignore this"
             )
-        rows = self._rows(texts, truncate=truncate)
-        found = self._joined.run(pooling or self.facts.pooling, rows, batch_size=self._batch(batch_size))
+        rows = self._tokenize(texts, truncate=truncate)
+        found = self._joined.run(pooling or self.facts.pooling, rows, batch_size=self._limit_batch_size(batch_size))
         vectors = np.stack(found) if found else np.zeros((0, 0), dtype=np.float32)
         if normalize and found:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -311,8 +311,8 @@ class EncoderModel:
         """
         if not self.labels:
             raise ValueError(f"{self.name} has no classification head (it is a {type(self.model).__name__})")
-        rows = self._rows(texts, truncate=truncate)
-        scores = self._joined.run("classify", rows, batch_size=self._batch(batch_size))
+        rows = self._tokenize(texts, truncate=truncate)
+        scores = self._joined.run("classify", rows, batch_size=self._limit_batch_size(batch_size))
         shares = [self._probabilities(row.astype(np.float64)) for row in scores]
         return [dict(zip(self.labels, row.tolist(), strict=True)) for row in shares]
 
@@ -327,18 +327,18 @@ class EncoderModel:
 
     # ---- tokens
 
-    def _rows(self, texts: Sequence[Text], *, truncate: bool, check: bool = True) -> list[TokenRow]:
+    def _tokenize(self, texts: Sequence[Text], *, truncate: bool, check: bool = True) -> list[TokenRow]:
         if isinstance(texts, str):
             raise ValueError("texts must be a list of texts, not one text; write [text]")
         pairs = [text if isinstance(text, tuple) else (text,) for text in texts]
         if len({len(pair) for pair in pairs}) > 1:
             raise ValueError("some texts are pairs and some are not; classify them in two calls")
         how = {"truncation": True, "max_length": self.longest} if truncate and self.longest else {}
-        stop, rows = ambient.current_call_stop(), list[TokenRow]()
-        for start in range(0, len(pairs), AT_ONCE):
-            stop.check()
-            some = zip(*pairs[start : start + AT_ONCE], strict=True)
-            with self._reading:  # the tokenizer stores its truncation setting, so calls must not overlap
+        stop, rows = ambient.current_stop_request(), list[TokenRow]()
+        for start in range(0, len(pairs), TEXTS_PER_TOKENIZER_CALL):
+            stop.raise_if_requested()
+            some = zip(*pairs[start : start + TEXTS_PER_TOKENIZER_CALL], strict=True)
+            with self._tokenizer_lock:  # a tokenizer stores its truncation setting, so calls must not overlap
                 found = self.tokenizer(*map(list, some), verbose=False, **how)
             ids = found["input_ids"]
             rows += map(TokenRow, ids, found.get("token_type_ids") or [[]] * len(ids))
@@ -346,17 +346,17 @@ class EncoderModel:
             if not row.ids:
                 raise ValueError(f"text {number} is empty; the model needs at least one token")
             if self.longest and len(row.ids) > self.longest:
-                self._refuse(number, len(row.ids))
+                self._raise_too_long(number, len(row.ids))
         return rows
 
-    def _refuse(self, number: int, tokens: int) -> None:
+    def _raise_too_long(self, number: int, tokens: int) -> None:
         advice = "Split it, or use only its beginning: truncate=True"
         if self.runtime is None:
             raise ValueError(f"text {number} has {tokens} tokens; the model accepts at most {self.longest}. {advice}")
         told = f"text {number} has {tokens} tokens; this runtime accepts at most {self.longest}. Use a longer runtime."
         raise InputTooLongError(f"{told} {advice}", tokens=tokens, longest=self.longest)
 
-    def _batch(self, batch_size: int) -> int:
+    def _limit_batch_size(self, batch_size: int) -> int:
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
         return batch_size if self.runtime is None else min(batch_size, self.runtime.batch)
@@ -365,16 +365,16 @@ class EncoderModel:
 
     def _compute(self, kind: Hashable, rows: list[TokenRow]) -> Sequence[npt.NDArray[np.float32]]:
         if self._compiler is not None:
-            return list(self._compiler.run(lambda: self._numbers(kind, rows)))
+            return list(self._compiler.run(lambda: self._compute_array(kind, rows)))
         with self._computing():
-            return list(self._numbers(kind, rows))
+            return list(self._compute_array(kind, rows))
 
-    def _numbers(self, kind: Hashable, rows: list[TokenRow]) -> npt.NDArray[np.float32]:
+    def _compute_array(self, kind: Hashable, rows: list[TokenRow]) -> npt.NDArray[np.float32]:
         with torch.inference_mode():
-            numbers: npt.NDArray[np.float32] = self._forward(kind, rows)[: len(rows)].float().cpu().numpy()
+            numbers: npt.NDArray[np.float32] = self._run_network(kind, rows)[: len(rows)].float().cpu().numpy()
         return numbers
 
-    def _inputs(self, rows: list[TokenRow]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    def _build_inputs(self, rows: list[TokenRow]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         width = max(len(row.ids) for row in rows)
         if self.runtime is not None:
             rows = [*rows, *rows[:1] * (self.runtime.batch - len(rows))]
@@ -388,8 +388,8 @@ class EncoderModel:
             inputs["token_type_ids"] = torch.tensor(types, device=self._device)
         return inputs, lengths
 
-    def _forward(self, kind: Hashable, rows: list[TokenRow]) -> Any:
-        inputs, lengths = self._inputs(rows)
+    def _run_network(self, kind: Hashable, rows: list[TokenRow]) -> Any:
+        inputs, lengths = self._build_inputs(rows)
         if kind == "classify":
             return self._networks["classify"](**inputs).logits
         states = self._networks["embed"](**inputs).last_hidden_state

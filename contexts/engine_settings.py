@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
-from stoker.config_errors import did_you_mean
+from stoker.config_errors import suggest_similar_name
 from stoker.errors import RecipeError, StokerError
 
-_ELSEWHERE = {
+_STOKER_SETTING = {
     "model": "path", "dtype": "dtype", "max_model_len": "max_model_len", "tensor_parallel_size": "devices",
     "gpu_memory_utilization": "device_memory", "kv_cache_memory_bytes": "device_memory",
 }  # fmt: skip
-"""Arguments of vLLM that have their own setting in Stoker."""
-_OWN = frozenset(
+"""Stoker's setting for each argument of vLLM that Stoker replaces."""
+_RESERVED_ARGUMENTS = frozenset(
     {
         "distributed_executor_backend", "enable_sleep_mode", "max_logprobs", "enable_prompt_embeds", "enable_lora",
         "max_loras", "max_cpu_loras", "max_lora_rank", "lora_target_modules",
@@ -44,26 +44,28 @@ class EngineSettings(msgspec.Struct, frozen=True):
         if not isinstance(self.chat_template, str):
             raise RecipeError("chat_template must be the text of a template", option="chat_template")
         for name in self.vllm:
-            if name in _ELSEWHERE:
-                raise RecipeError(f"vllm: use Stoker's {_ELSEWHERE[name]} instead of {name}", option="vllm")
-            if name in _OWN:
+            if name in _STOKER_SETTING:
+                raise RecipeError(f"vllm: use Stoker's {_STOKER_SETTING[name]} instead of {name}", option="vllm")
+            if name in _RESERVED_ARGUMENTS:
                 raise RecipeError(f"vllm: Stoker sets {name} itself; leave it out", option="vllm")
         if self.vllm and engine != "vllm":
             names = ", ".join(self.vllm)
             raise RecipeError(f'{names}: only vLLM supports this; write engine = "vllm"', option="engine")
 
-    def longest(self, models: int) -> int:
+    def max_length(self, model_limit: int) -> int:
         """Return the maximum tokens of a prompt and its continuation.
 
         Args:
-            models: The model's limit in tokens; 0: unknown.
+            model_limit: The model's limit in tokens; 0: unknown.
 
         Raises:
             StokerError: `max_model_len` exceeds the limit.
         """
-        if models and self.max_model_len > models:
-            raise StokerError(f"max_model_len = {self.max_model_len} is more than the {models} tokens of the model")
-        return self.max_model_len or models
+        if model_limit and self.max_model_len > model_limit:
+            raise StokerError(
+                f"max_model_len = {self.max_model_len} is more than the {model_limit} tokens of the model"
+            )
+        return self.max_model_len or model_limit
 
     def set_chat_template(self, tokenizer: Any) -> None:
         """Set the chat template of a tokenizer.
@@ -84,12 +86,12 @@ class EngineSettings(msgspec.Struct, frozen=True):
         except TemplateSyntaxError as error:
             raise StokerError(f"chat_template: line {error.lineno}: {error.message}") from error
         except Exception:
-            return  # the template may require other messages than this test message
+            return  # not an error of the template, which may require other messages than this test message
 
 
 def check_vllm_arguments(given: Collection[str], known: Collection[str], *, version: str) -> None:
     """Raise StokerError for an argument that vLLM does not have."""
     for name in given:
         if name not in known:
-            hint = did_you_mean(name, known, otherwise="")
+            hint = suggest_similar_name(name, known, otherwise="")
             raise StokerError(f"vllm: {name} is not an engine argument of vLLM {version}{hint and f'; {hint}'}")

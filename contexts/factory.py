@@ -20,36 +20,36 @@ from typing import Any, NamedTuple, overload
 from stoker.contexts import payload_layout
 from stoker.contexts.digest import digest_of
 from stoker.contexts.folders import program_folder
-from stoker.contexts.function_code import Captured, SourceLines, describe_generator, is_async, unwrap_partial
-from stoker.contexts.loading import ObjectPath, modules_of
-from stoker.contexts.objects import object_of
+from stoker.contexts.function_code import CapturedObjects, SourceLines, describe_generator, is_async, unwrap_partial
+from stoker.contexts.loading import ObjectPath, find_modules_used_by
+from stoker.contexts.objects import make_object_ref
 from stoker.contexts.payloads import dumps_code
 from stoker.contexts.recipe import Awareness, ContextOptions, Needs, ObjectRef, Recipe, Size, checked_options
 from stoker.errors import RecipeError, SerializationError
 
 Loader = Callable[..., Any]
-_MOST_MADE = 256  # number of kept recipes; each keeps its loader's captured objects in memory
-_LONGEST = 300
-_made: OrderedDict[str, _LocalRecipe] = OrderedDict()
+_MAX_LOCAL_RECIPES = 256  # a limit, because each recipe keeps its loader's captured objects in memory
+_MAX_SHOWN_CHARACTERS = 300
+_local_recipes: OrderedDict[str, _LocalRecipe] = OrderedDict()
 
 
 class _LocalRecipe(NamedTuple):
     loader: weakref.ref[Any]
     arguments: dict[str, Any] | None
-    captured: Captured
+    captured: CapturedObjects
 
 
-def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
-    known = _made.get(key)
+def find_local_loader(key: str) -> tuple[Loader, dict[str, Any]] | None:
+    known = _local_recipes.get(key)
     if known is None or known.arguments is None or (loader := known.loader()) is None:
         return None
     return loader, known.arguments
 
 
-def first_rebound_name(key: str) -> str:
-    """Return the first name in a loader that was rebound after the creation of the recipe; empty if none was."""
-    known = _made.get(key)
-    return known.captured.changed() if known is not None and known.loader() is not None else ""
+def find_rebound_name_in_loader(key: str) -> str:
+    """Return the first name in a recipe's loader that the program has rebound after it made the recipe, or ""."""
+    known = _local_recipes.get(key)
+    return known.captured.find_rebound_name() if known is not None and known.loader() is not None else ""
 
 
 class RecipeFactory:
@@ -60,7 +60,7 @@ class RecipeFactory:
             raise RecipeError(f"@context decorates a function; it got {loader!r}")
         _check_loader_returns_value(loader)
         self.loader = loader
-        self._given = dict(options)
+        self._given_options = dict(options)
         self._options = ContextOptions(**options)
         self._name = name
         functools.update_wrapper(self, loader)
@@ -74,7 +74,7 @@ class RecipeFactory:
         Args:
             **options: Options of `@context` to change.
         """
-        return RecipeFactory(self.loader, {**self._given, **checked_options(options)}, name=self._name)
+        return RecipeFactory(self.loader, {**self._given_options, **checked_options(options)}, name=self._name)
 
     def named(self, name: str) -> RecipeFactory:
         """Return a factory whose recipes have another name and the same key.
@@ -82,7 +82,7 @@ class RecipeFactory:
         Args:
             name: The name that `stoker status` shows.
         """
-        return RecipeFactory(self.loader, self._given, name=name)
+        return RecipeFactory(self.loader, self._given_options, name=name)
 
     def load_here(self, *args: Any, **kwargs: Any) -> Any:
         """Return the context, loaded in this process for a test.
@@ -93,14 +93,15 @@ class RecipeFactory:
         return self.loader(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"<context {_name_of(self.loader)}{_signature(self.loader) or '(...)'}; call it to make a recipe>"
+        signature = _signature_or_none(self.loader) or "(...)"
+        return f"<context {_loader_name(self.loader)}{signature}; call it to make a recipe>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RecipeFactory, (self.loader, self._given, self._name)
+        return RecipeFactory, (self.loader, self._given_options, self._name)
 
     def __getattr__(self, name: str) -> Any:
         if name in Recipe.__struct_fields__:
-            loader = _name_of(self.__dict__["loader"])
+            loader = _loader_name(self.__dict__["loader"])
             raise AttributeError(f"{loader} is not a recipe yet, so it has no {name}; call it first: {loader}(...)")
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
@@ -158,13 +159,13 @@ def context(loader: Loader | None = None, /, **options: Any) -> Any:
     """
     if loader is None:
         ContextOptions(**checked_options(options))
-        return functools.partial(_decorate, options=options)
+        return functools.partial(_decorate_with_options, options=options)
     if not callable(loader) or isinstance(loader, Recipe):
         raise RecipeError(f"@context takes its options by name, as in @context(memory='4 GB'); it got {loader!r}")
     return RecipeFactory(loader, checked_options(options))
 
 
-def _decorate(loader: Any, *, options: dict[str, Any]) -> RecipeFactory:
+def _decorate_with_options(loader: Any, *, options: dict[str, Any]) -> RecipeFactory:
     if isinstance(loader, RecipeFactory):
         return loader.with_options(**options)
     return RecipeFactory(loader, options)
@@ -203,12 +204,12 @@ def as_recipe(value: Any) -> Recipe:
     if isinstance(value, Recipe):
         return value
     if isinstance(value, RecipeFactory):
-        name = _name_of(value.loader)
+        name = _loader_name(value.loader)
         raise RecipeError(f"context={name} is a context that has not been called; write context={name}(...)")
-    if getattr(value, "func", None) is _decorate:
+    if getattr(value, "func", None) is _decorate_with_options:
         raise RecipeError("context=context(...) has no loader; decorate a loader with it")
     if callable(value):
-        name = _name_of(value)
+        name = _loader_name(value)
         raise RecipeError(f"context={name} is a plain function; put @context above it and write context={name}(...)")
     raise RecipeError(f"context= needs a recipe, such as llm(path) for a loader llm with @context; it got {value!r}")
 
@@ -217,7 +218,7 @@ def make_recipe(
     loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], options: ContextOptions, *, name: str = ""
 ) -> Recipe:
     shown = name
-    name, signature, plain = _name_of(loader), _signature(loader), None
+    name, signature, plain = _loader_name(loader), _signature_or_none(loader), None
     if signature is not None:
         try:
             bound = signature.bind(*args, **kwargs)
@@ -227,14 +228,15 @@ def make_recipe(
         plain = {
             parameter: value
             for parameter, value in bound.arguments.items()
-            if value is None or (isinstance(value, str | int | float | bool) and len(str(value)) <= _LONGEST)
+            if value is None
+            or (isinstance(value, str | int | float | bool) and len(str(value)) <= _MAX_SHOWN_CHARACTERS)
         }
-    for value in (*args, *kwargs.values()):  # the loader would receive a recipe, not the loaded context
+    for value in (*args, *kwargs.values()):  # refuse recipes: the loader would receive a recipe, not the loaded context
         if isinstance(value, Recipe | RecipeFactory):
             why = f"its argument {value!r} is a context; write one loader that loads both"
-            raise RecipeError(f"no recipe of {name}: {why}", loader=name)
+            raise RecipeError(f"cannot make a recipe of {name}: {why}", loader=name)
     names = list(signature.parameters) if signature is not None else []
-    arguments = payload_layout.short_arguments(args, kwargs, names=names) if args or kwargs else ""
+    arguments = payload_layout.show_arguments(args, kwargs, names=names) if args or kwargs else ""
     args, kwargs, objects, named = _replace_file_arguments(loader, args, kwargs, options.files, name=name)
     home = program_folder()
     # Stoker's ready-made loaders read no files by relative paths, so the working folder does not matter.
@@ -253,22 +255,22 @@ def make_recipe(
         key = digest_of(*parts, names=("", "", "argument", "argument"))[:32]
         packed = dumps_code((loader, args, kwargs, SourceLines()), what="recipe")
     except (RecipeError, SerializationError) as error:
-        raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
-    with suppress(TypeError):  # some loaders do not support weak references
-        _made[key] = _LocalRecipe(weakref.ref(loader), plain, Captured(loader))
-        _made.move_to_end(key)
-        if len(_made) > _MOST_MADE:
-            _made.popitem(last=False)
+        raise RecipeError(f"cannot make a recipe of {name}: {error}", loader=name) from error
+    with suppress(TypeError):  # a loader without weak references is not kept
+        _local_recipes[key] = _LocalRecipe(weakref.ref(loader), plain, CapturedObjects(loader))
+        _local_recipes.move_to_end(key)
+        if len(_local_recipes) > _MAX_LOCAL_RECIPES:
+            _local_recipes.popitem(last=False)
     return Recipe(
         key=key, name=f"{shown or name}-{key[:4]}", loader=packed, objects=objects, needs=options.needs,
-        slots=options.slots, preload=modules_of(loader) if options.preload is None else options.preload,
+        slots=options.slots, preload=find_modules_used_by(loader) if options.preload is None else options.preload,
         awareness=options.awareness, calls_per_library=options.calls_per_library, arguments=arguments,
         limits=options.limits, home=home, named=named,
     )  # fmt: skip
 
 
 def _check_loader_returns_value(loader: Loader) -> None:
-    name, what, advice = _name_of(loader), describe_generator(loader), "write `return` instead"
+    name, what, advice = _loader_name(loader), describe_generator(loader), "write `return` instead"
     if not what and is_async(loader):
         what, advice = "an async function", "write `def`, and call asyncio.run(...) instead of `await`"
     if what:
@@ -294,7 +296,7 @@ def _replace_file_arguments(
                 f"is neither a parameter of {name} ({', '.join(parameters) or 'it has none'}) nor a file or folder here"
             )
             raise RecipeError(f"files={path!r} {why}", loader=name)
-        ref = object_of(path)
+        ref = make_object_ref(path)
         by_path[os.path.abspath(path)] = objects[ref.name] = ref
         plain = os.path.normpath(path)
         if not os.path.isabs(plain) and not plain.startswith(".."):
@@ -311,7 +313,7 @@ def _convert_paths_to_objects(value: Any, objects: dict[str, ObjectRef], *, plac
         return type(value)(_convert_paths_to_objects(item, objects, place=place) for item in value)
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise RecipeError(f"{place} is listed in files, so it must be a path; it is {value!r:.80}")
-    ref = object_of(os.fspath(value))
+    ref = make_object_ref(os.fspath(value))
     objects[ref.name] = ref
     return ObjectPath(ref.name, as_path=isinstance(value, Path))
 
@@ -329,13 +331,13 @@ def _as_digestible_value(value: Any) -> Any:
     return value
 
 
-def _name_of(loader: Any) -> str:
+def _loader_name(loader: Any) -> str:
     plain = unwrap_partial(loader)
     name = str(getattr(plain, "__name__", type(plain).__name__))
     return "lambda" if name == "<lambda>" else name.strip("_") or name
 
 
-def _signature(loader: Loader) -> inspect.Signature | None:
+def _signature_or_none(loader: Loader) -> inspect.Signature | None:
     try:
         return inspect.signature(loader)
     except (TypeError, ValueError):  # some builtins have no signature

@@ -29,7 +29,7 @@ def snapshot_folder() -> Path:
     return Path(named).absolute() if named else state_folder() / "snapshots"
 
 
-_OF_ONE_MACHINE = frozenset({
+_LOCAL_FILE_SYSTEM_TYPES = frozenset({
     "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "reiserfs", "bcachefs", "vfat", "exfat", "ntfs3",
     "proc", "sysfs", "tmpfs", "ramfs", "rootfs", "devtmpfs", "overlay", "aufs", "squashfs", "erofs", "iso9660",
     "fuseblk", "fuse.fuse-overlayfs", "fuse.squashfuse", "fuse.squashfuse_ll",
@@ -37,7 +37,7 @@ _OF_ONE_MACHINE = frozenset({
 """Types of file systems that machines never share."""
 
 
-_MOUNTS = "/proc/self/mountinfo"
+_MOUNT_TABLE = "/proc/self/mountinfo"
 
 
 class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -58,7 +58,7 @@ def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
         facts = os.stat(whole)
     except (OSError, UnicodeEncodeError):
         return None
-    return ProgramFolder(whole, facts.st_ino, facts.st_dev, _boot_id(), umask_now())
+    return ProgramFolder(whole, facts.st_ino, facts.st_dev, _boot_id(), current_umask())
 
 
 def is_visible_here(folder: ProgramFolder) -> bool:
@@ -75,10 +75,10 @@ def may_be_shared(path: Path) -> bool:
     Args:
         path: The file or folder.
     """
-    return _filesystem_type(os.stat(path).st_dev) not in _OF_ONE_MACHINE
+    return _filesystem_type(os.stat(path).st_dev) not in _LOCAL_FILE_SYSTEM_TYPES
 
 
-def umask_now() -> int:
+def current_umask() -> int:
     """Return the umask. If possible, read it without setting it, because other threads may create files meanwhile."""
     with suppress(OSError), open("/proc/thread-self/status") as file:
         for line in file:
@@ -100,7 +100,7 @@ def _boot_id() -> str:
 
 def _filesystem_type(device: int) -> str:
     wanted = f"{os.major(device)}:{os.minor(device)}"
-    with open(_MOUNTS) as file:
+    with open(_MOUNT_TABLE) as file:
         for line in file:
             before, _, after = line.partition(" - ")
             if before.split(" ", 3)[2] == wanted:

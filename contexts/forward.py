@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 KV = TypeVar("KV")
 
-SHORTEST = 8
-"""Minimum tokens of a kept prefix."""
-_LONGER = 8
-_RECENT = 8
+MIN_PREFIX_TOKENS = 8
+"""Minimum number of tokens of a prefix in the cache."""
+_MIN_EXTRA_TOKENS = 8
+_RECENT_PROMPTS = 8
 
 
 @dataclass(eq=False, slots=True)
@@ -39,14 +39,14 @@ class Prefix(Generic[KV]):
 
 
 class PrefixCache(Generic[KV]):
-    """The shared and recent prefixes of one model. Not thread-safe."""
+    """Cached keys and values: prefixes that several prompts share, and the last 8 prompts. Not thread-safe."""
 
     def __init__(self, *, limit_bytes: int, cut: Callable[[KV, int], KV]) -> None:
         self.limit_bytes = limit_bytes
         self.reused_tokens = 0
         self._cut = cut
         self._shared: list[Prefix[KV]] = []  # least recently used first
-        self._recent: deque[Prefix[KV]] = deque(maxlen=_RECENT)
+        self._recent: deque[Prefix[KV]] = deque(maxlen=_RECENT_PROMPTS)
 
     def set_limit(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -56,15 +56,18 @@ class PrefixCache(Generic[KV]):
     def size_bytes(self) -> int:
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
-    def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
-        """Return the kept prefix that shares the longest beginning with all rows (or None), and the shared length."""
+    def find_shared_prefix(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
+        """Return the cached prefix with the longest beginning that all rows share, and the length of this beginning.
+        Return (None, 0) without such a prefix.
+        """
         room = min(map(len, rows)) - 1
-        shared, length = self._longest(self._shared, rows, room)
-        recent, longer = self._longest(self._recent, rows, room)
-        if recent is not None and longer >= max(SHORTEST, length + _LONGER):
+        shared, length = self._find_longest_match(self._shared, rows, room)
+        recent, longer = self._find_longest_match(self._recent, rows, room)
+        if recent is not None and longer >= max(MIN_PREFIX_TOKENS, length + _MIN_EXTRA_TOKENS):
             size_bytes = recent.size_bytes * longer // len(recent.ids)
-            shared, length = self.keep(recent.ids[:longer], self._cut(recent.kv, longer), size_bytes), longer
-        if shared is None or length < SHORTEST:
+            shared = self.add_shared_prefix(recent.ids[:longer], self._cut(recent.kv, longer), size_bytes)
+            length = longer
+        if shared is None or length < MIN_PREFIX_TOKENS:
             return None, 0
         if shared in self._shared:
             self._shared.remove(shared)
@@ -72,20 +75,20 @@ class PrefixCache(Generic[KV]):
         self.reused_tokens += length * len(rows)
         return shared, length
 
-    def wants(self, ids: tuple[int, ...]) -> bool:
-        if len(ids) < SHORTEST:
+    def is_worth_keeping(self, ids: tuple[int, ...]) -> bool:
+        if len(ids) < MIN_PREFIX_TOKENS:
             return False
-        _, shared = self._longest(self._shared, [ids], len(ids))
-        return len(ids) >= shared + _LONGER
+        _, shared = self._find_longest_match(self._shared, [ids], len(ids))
+        return len(ids) >= shared + _MIN_EXTRA_TOKENS
 
-    def keep(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> Prefix[KV]:
+    def add_shared_prefix(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> Prefix[KV]:
         prefix = Prefix(ids, kv, size_bytes)
         if size_bytes <= self.limit_bytes:
             self._shared.append(prefix)
             self._trim_to_size_limit()
         return prefix
 
-    def keep_recent_prompt(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
+    def add_recent_prompt(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
         """Keep a whole prompt if it needs at most half of the memory limit."""
         if size_bytes * 2 <= self.limit_bytes:
             self._recent.append(Prefix(ids, kv, size_bytes))
@@ -103,7 +106,7 @@ class PrefixCache(Generic[KV]):
                 del self._shared[0]
 
     @staticmethod
-    def _longest(
+    def _find_longest_match(
         kept: Sequence[Prefix[KV]], rows: Sequence[tuple[int, ...]], room: int
     ) -> tuple[Prefix[KV] | None, int]:
         best, length = None, 0
@@ -137,7 +140,7 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class PrefilledBatch(NamedTuple):
-    """The logits after the last token of each row. `width`: length of the longest row."""
+    """Result of reading a batch: logits after each row's last token, and the cache. `width`: tokens of the cache."""
 
     logits: torch.Tensor
     cache: Any
@@ -149,25 +152,25 @@ class ModelRunner:
     def __init__(self, model: Any, *, limit_bytes: int) -> None:
         self.model = model
         self.device = next(model.parameters()).device
-        self.shares = _has_full_attention_cache(model)
-        """True if the cache can be cut to a prefix; False with sliding windows or recurrent layers."""
-        self.prefixes: PrefixCache[Layers] = PrefixCache(limit_bytes=limit_bytes, cut=_cut)
-        self._few_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._trees: bool | None = None
+        self.can_share_prefixes = _has_full_attention_cache(model)
+        """True if the model's cache can be cut to a prefix; False with sliding windows or recurrent layers."""
+        self.prefixes: PrefixCache[Layers] = PrefixCache(limit_bytes=limit_bytes, cut=_cut_layers)
+        self._can_select_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._has_tree_mask: bool | None = None
 
     @functools.cached_property
     def token_bytes(self) -> int:
-        """Measured bytes per token; 0 if the cache does not grow."""
-        if not self.shares:
+        """Measured cache bytes per token; 0 if the model cannot share prefixes."""
+        if not self.can_share_prefixes:
             return 0
         ids = tuple(range(8))
         with torch.inference_mode():
-            return _size(_layers(self._prefill([ids], tails=None, keep=False)[0].cache)) // len(ids)
+            return _layers_bytes(_first_row_layers(self._prefill([ids], tails=None, keep=False)[0].cache)) // len(ids)
 
-    def share(self, ids: Ids) -> None:
-        if self.shares and self.prefixes.wants(ids):
-            layers = _layers(self.prefill([ids]).cache)
-            self.prefixes.keep(ids, layers, _size(layers))
+    def cache_prefix(self, ids: Ids) -> None:
+        if self.can_share_prefixes and self.prefixes.is_worth_keeping(ids):
+            layers = _first_row_layers(self.prefill([ids]).cache)
+            self.prefixes.add_shared_prefix(ids, layers, _layers_bytes(layers))
 
     def prefill(self, rows: Sequence[Ids]) -> PrefilledBatch:
         return self._prefill(rows, tails=None)[0]
@@ -180,22 +183,22 @@ class ModelRunner:
         """
         if not any(tail for some in tails for tail in some):
             return self.prefill(rows).logits, [[torch.empty(0)] * len(some) for some in tails]
-        if self._trees is None:
-            self._trees = self._accepts_tree_mask(rows[0][:8])
-        if self._trees:
+        if self._has_tree_mask is None:
+            self._has_tree_mask = self._accepts_tree_mask(rows[0][:8])
+        if self._has_tree_mask:
             batch, after = self._prefill(rows, tails=tails)
             return batch.logits, after
         batch = self.prefill(rows)
-        return batch.logits, self._extend(batch, tails)
+        return batch.logits, self._read_tails(batch, tails)
 
-    def _extend(self, batch: PrefilledBatch, tails: Sequence[Sequence[Ids]]) -> list[list[torch.Tensor]]:
+    def _read_tails(self, batch: PrefilledBatch, tails: Sequence[Sequence[Ids]]) -> list[list[torch.Tensor]]:
         reads = [(row, tail) for row, some in enumerate(tails) for tail in some if tail]
         cache, index = DynamicCache(), torch.tensor([row for row, _ in reads], device=self.device)
         for number, layer in enumerate(batch.cache.layers):
             there = index.to(layer.keys.device)
             cache.update(layer.keys.index_select(0, there), layer.values.index_select(0, there), number)
         lengths = [batch.lengths[row] for row, _ in reads]
-        ids, longest = self.padded([tail for _, tail in reads])
+        ids, longest = self.pad_rows([tail for _, tail in reads])
         output = self.model(
             input_ids=ids,
             attention_mask=self._padding_mask(lengths, batch.width, longest),
@@ -206,10 +209,10 @@ class ModelRunner:
         logits = iter(output.logits.float())
         return [[next(logits)[: len(tail)] if tail else torch.empty(0) for tail in some] for some in tails]
 
-    def parts(self, row: Ids, *, most: int) -> Iterator[tuple[int, torch.Tensor]]:
+    def iterate_logits(self, row: Ids, *, most: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield a row's logits in parts of at most `most` tokens, each with the index of its first token."""
-        cache = DynamicCache() if self.shares else None
-        everything = None if cache is not None or self._few_logits else self.whole([row])[0]
+        cache = DynamicCache() if self.can_share_prefixes else None
+        everything = None if cache is not None or self._can_select_logits else self.compute_all_logits([row])[0]
         ids = torch.tensor([row], device=self.device)
         for start in range(0, len(row), most):
             here = slice(start, start + most)
@@ -221,8 +224,8 @@ class ModelRunner:
                 kept = self._arange(len(row))[here]
                 yield start, self.model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[0].float()
 
-    def whole(self, rows: Sequence[Ids]) -> torch.Tensor:
-        ids, longest = self.padded(rows)
+    def compute_all_logits(self, rows: Sequence[Ids]) -> torch.Tensor:
+        ids, longest = self.pad_rows(rows)
         mask = self._padding_mask([len(row) for row in rows], longest, 0)
         return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
 
@@ -231,13 +234,13 @@ class ModelRunner:
     ) -> tuple[PrefilledBatch, list[list[torch.Tensor]]]:
         lengths = [len(row) for row in rows]
         cache, start = DynamicCache(), 0
-        if self.shares and keep:
-            prefix, start = self.prefixes.find(rows)
+        if self.can_share_prefixes and keep:
+            prefix, start = self.prefixes.find_shared_prefix(rows)
             if prefix is not None:
                 for number, (keys, values) in enumerate(prefix.kv):
                     wide = (len(rows), -1, -1, -1)
                     cache.update(keys[:, :, :start].expand(wide), values[:, :, :start].expand(wide), number)
-        ids, longest = self.padded([row[start:] for row in rows])
+        ids, longest = self.pad_rows([row[start:] for row in rows])
         positions = (start + self._arange(longest)).expand(len(rows), -1)
         inputs: dict[str, Any] = {}
         wanted = last = torch.tensor([length - start - 1 for length in lengths], device=self.device)
@@ -246,10 +249,10 @@ class ModelRunner:
             tree = _TailTree(tails, start=start, longest=longest, lengths=lengths)
             ids = torch.cat([ids, torch.tensor(tree.ids, device=self.device)], dim=1)
             positions = torch.cat([positions, torch.tensor(tree.positions, device=self.device)], dim=1)
-            inputs["attention_mask"] = tree.mask(dtype=self.model.dtype).to(self.device)
+            inputs["attention_mask"] = tree.attention_mask(dtype=self.model.dtype).to(self.device)
             wanted = torch.cat([last, longest + self._arange(tree.width)])
         kept = self._arange(ids.shape[1])
-        if self._few_logits:
+        if self._can_select_logits:
             kept = torch.unique(wanted)
             inputs["logits_to_keep"] = kept
         output = self.model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, **inputs)
@@ -259,32 +262,38 @@ class ModelRunner:
         if tree is not None:
             cache.crop(-tree.width)
         batch = PrefilledBatch(logits, cache, lengths, start + longest)
-        if self.shares and keep:
-            layers = _layers(cache)
+        if self.can_share_prefixes and keep:
+            layers = _first_row_layers(cache)
             if len(rows) > 1:
-                layers = _cut(layers, lengths[0])
-            self.prefixes.keep_recent_prompt(rows[0], layers, _size(layers))
-        return batch, tree.split(output.logits[:, -tree.width :].float()) if tree is not None else []
+                layers = _cut_layers(layers, lengths[0])
+            self.prefixes.add_recent_prompt(rows[0], layers, _layers_bytes(layers))
+        return batch, tree.split_logits(output.logits[:, -tree.width :].float()) if tree is not None else []
 
     def _accepts_tree_mask(self, ids: Ids) -> bool:
         tails = [[ids[:2], (), ids[-2:]]]
         try:
             _, together = self._prefill([ids], tails=tails, keep=False)
-            apart = self._extend(self._prefill([ids], tails=None, keep=False)[0], tails)
+            apart = self._read_tails(self._prefill([ids], tails=None, keep=False)[0], tails)
         except Exception as error:
-            log.warning("this architecture accepts no tree mask (%s); each label is read in its own row", error)
+            log.warning(
+                "this architecture does not accept a tree attention mask (%s); each label is computed in its own row",
+                error,
+            )
             return False
         pairs = zip(together[0], apart[0], strict=True)
         off = max(float((one - other).abs().max()) for one, other in pairs if len(one))
         limit = 1e-2 if self.model.dtype == torch.float32 else 0.5
         if off > limit:
-            log.warning("this architecture ignores a tree mask (off by %.2g); each label is read in its own row", off)
+            log.warning(
+                "this architecture ignores a tree attention mask (off by %.2g); each label is computed in its own row",
+                off,
+            )
         return off <= limit
 
-    def padded(self, rows: Sequence[Ids]) -> tuple[torch.Tensor, int]:
+    def pad_rows(self, rows: Sequence[Ids]) -> tuple[torch.Tensor, int]:
         """Return rows padded on the right, and the length of the longest row."""
         longest = max(map(len, rows))
-        return torch.tensor([_fill([*row], longest) for row in rows], device=self.device), longest
+        return torch.tensor([_pad_with_zeros([*row], longest) for row in rows], device=self.device), longest
 
     def _padding_mask(self, lengths: list[int], width: int, more: int) -> torch.Tensor | None:
         if all(length == width for length in lengths):
@@ -301,29 +310,29 @@ class ModelRunner:
         self, rows: list[Ids], tails: list[list[Ids]], *, prefix: Ids = (), batch_size: int = 1,
         check: Callable[[], None] = lambda: None,
     ) -> list[list[float]]:  # fmt: skip
-        """Return the log-likelihood of each tail after its row, `[rows][tails of the row]`.
+        """Return the log-likelihood of each tail (label) after its row (prompt), `[rows][tails of the row]`.
 
-        All rows begin with `prefix`. `check` runs before each forward pass; an exception stops the scoring.
+        All rows begin with `prefix`. `check` is called before each forward pass, and may raise to stop the scoring.
         """
         scores: list[list[float]] = [[]] * len(rows)
         size = max(1, batch_size)
         with torch.inference_mode():
             if prefix:
-                self.share(shared_token_prefix([*rows, prefix]))
+                self.cache_prefix(find_shared_token_prefix([*rows, prefix]))
             if len(rows) > 1:
-                self.share(shared_token_prefix(rows))
+                self.cache_prefix(find_shared_token_prefix(rows))
             order = sorted(range(len(rows)), key=lambda index: -len(rows[index])) if size > 1 else range(len(rows))
             for start in range(0, len(rows), size):
                 check()
                 group = order[start : start + size]
-                score = self._score_tails if self.shares else self._score_whole
+                score = self._score_tails if self.can_share_prefixes else self._score_whole
                 found = score([rows[index] for index in group], [tails[index] for index in group])
                 for index, row in zip(group, found, strict=True):
                     scores[index] = row
         return scores
 
     def _score_tails(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
-        # The model need not read the last token of a label, because only this token's likelihood is needed.
+        # The model does not read a label's last token, because no later token is scored.
         logits, after = self.prefill_with_tails(rows, [[tail[:-1] for tail in some] for some in tails])
         first = torch.log_softmax(logits, dim=-1)
         scores: list[list[float]] = []
@@ -338,7 +347,7 @@ class ModelRunner:
     def _score_whole(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
         scores: list[list[float]] = []
         for row, some in zip(rows, tails, strict=True):
-            logits = self.whole([row + tail[:-1] for tail in some])
+            logits = self.compute_all_logits([row + tail[:-1] for tail in some])
             steps = torch.log_softmax(logits[:, len(row) - 1 :], dim=-1)
             scores.append([
                 sum(float(steps[label, at, token]) for at, token in enumerate(tail)) for label, tail in enumerate(some)
@@ -352,13 +361,13 @@ class _TailTree:
         self._wanted = tails
         self._start, self._longest, self._lengths = start, longest, lengths
         self.width = max(sum(map(len, some)) for some in self._tails)
-        self.ids = [_fill([token for tail in some for token in tail], self.width) for some in self._tails]
+        self.ids = [_pad_with_zeros([token for tail in some for token in tail], self.width) for some in self._tails]
         self.positions = [
-            _fill([length + at for tail in some for at in range(len(tail))], self.width)
+            _pad_with_zeros([length + at for tail in some for at in range(len(tail))], self.width)
             for some, length in zip(self._tails, lengths, strict=True)
         ]
 
-    def mask(self, *, dtype: torch.dtype) -> torch.Tensor:
+    def attention_mask(self, *, dtype: torch.dtype) -> torch.Tensor:
         new, everything = self._longest + self.width, self._start + self._longest + self.width
         seen = torch.ones(new, everything, dtype=torch.bool).tril(self._start).repeat(len(self._tails), 1, 1)
         block = self._start + self._longest
@@ -372,7 +381,7 @@ class _TailTree:
                 at = end
         return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)[:, None]
 
-    def split(self, logits: torch.Tensor) -> list[list[torch.Tensor]]:
+    def split_logits(self, logits: torch.Tensor) -> list[list[torch.Tensor]]:
         found = []
         for row, (some, wanted) in enumerate(zip(self._tails, self._wanted, strict=True)):
             at, by_tail = 0, {Ids(): torch.empty(0)}
@@ -383,11 +392,11 @@ class _TailTree:
         return found
 
 
-def _fill(items: list[int], width: int) -> list[int]:
+def _pad_with_zeros(items: list[int], width: int) -> list[int]:
     return items + [0] * (width - len(items))
 
 
-def shared_token_prefix(rows: Sequence[Ids]) -> Ids:
+def find_shared_token_prefix(rows: Sequence[Ids]) -> Ids:
     first, length = rows[0], min(map(len, rows)) - 1
     for row in rows[1:]:
         length = common_prefix_length(first, row, most=length)
@@ -402,13 +411,13 @@ def _has_full_attention_cache(model: Any) -> bool:
     return bool(layers) and all(type(layer).__name__ == "DynamicLayer" for layer in layers)
 
 
-def _layers(cache: Any) -> Layers:
+def _first_row_layers(cache: Any) -> Layers:
     return [(layer.keys[:1], layer.values[:1]) for layer in cache.layers]
 
 
-def _cut(layers: Layers, length: int) -> Layers:
+def _cut_layers(layers: Layers, length: int) -> Layers:
     return [(keys[:, :, :length].clone(), values[:, :, :length].clone()) for keys, values in layers]
 
 
-def _size(layers: Layers) -> int:
+def _layers_bytes(layers: Layers) -> int:
     return sum(part.numel() * part.element_size() for pair in layers for part in pair)

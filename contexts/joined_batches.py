@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from stoker.contexts import ambient
-from stoker.contexts.ambient import CallStop
+from stoker.contexts.ambient import StopRequest
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
 
-_FEW_TOKENS = 16
-"""Difference in tokens up to which two rows can always share a batch."""
+_ALWAYS_JOINED_TOKENS = 16
+"""Two rows can share a batch if the longer has at most twice the tokens of the shorter plus this number."""
 
 
 @dataclass(eq=False)
@@ -29,11 +29,11 @@ class _Request(Generic[Row, Result]):
     batch_size: int
     results: dict[int, Result] = field(default_factory=dict)
     error: BaseException | None = None
-    leads: bool = False
-    woken: threading.Event = field(default_factory=threading.Event)
+    is_leader: bool = False
+    wake_event: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def is_over(self) -> bool:
+    def is_done(self) -> bool:
         return self.error is not None or len(self.results) == len(self.rows)
 
 
@@ -46,72 +46,72 @@ class JoinedBatches(Generic[Row, Result]):
         self._compute = compute
         self._length = length
         self._lock = threading.Lock()
-        self._open: list[_Request[Row, Result]] = []
+        self._open_requests: list[_Request[Row, Result]] = []
         self._waiting: dict[Hashable, list[tuple[int, int, int, _Request[Row, Result]]]] = {}
         """Waiting rows by kind, shortest first: (length, unique number, index in the request, request)."""
-        self._numbers = 0
-        self._is_led = False
+        self._row_count = 0
+        self._has_leader = False
 
     def run(self, kind: Hashable, rows: Sequence[Row], *, batch_size: int) -> list[Result]:
         """Return the results of `rows`. Raises the exception of a failed batch, or Evicted."""
         if not rows:
             return []
-        stop = ambient.current_call_stop()
-        stop.check()
+        stop = ambient.current_stop_request()
+        stop.raise_if_requested()
         request: _Request[Row, Result] = _Request(kind, rows, batch_size)
         with self._lock:
-            self._add(request)
-            request.leads = not self._is_led
-            self._is_led = True
-        if not request.leads:
-            self._wait(request, stop)
-        if request.leads:
+            self._queue_rows(request)
+            request.is_leader = not self._has_leader
+            self._has_leader = True
+        if not request.is_leader:
+            self._wait_for_results(request, stop)
+        if request.is_leader:
             self._run_batches_as_leader(request, stop)
-        stop.check()
+        stop.raise_if_requested()
         if request.error is not None:
             raise request.error
         return [request.results[place] for place in range(len(rows))]
 
-    def _add(self, request: _Request[Row, Result]) -> None:
+    def _queue_rows(self, request: _Request[Row, Result]) -> None:
         waiting = self._waiting.setdefault(request.kind, [])
         for place, row in enumerate(request.rows):
-            self._numbers += 1
-            waiting.append((self._length(row), self._numbers, place, request))
+            self._row_count += 1
+            waiting.append((self._length(row), self._row_count, place, request))
         waiting.sort()
-        self._open.append(request)
+        self._open_requests.append(request)
 
-    def _wait(self, request: _Request[Row, Result], stop: CallStop) -> None:
-        stop.wakes(request.woken.set)
+    def _wait_for_results(self, request: _Request[Row, Result], stop: StopRequest) -> None:
+        stop.add_wake_function(request.wake_event.set)
         try:
-            request.woken.wait()
+            request.wake_event.wait()
         finally:
-            stop.forget(request.woken.set)
+            stop.remove_wake_function(request.wake_event.set)
         with self._lock:
-            if stop.asked and not request.leads:
-                self._drop(request)
+            if stop.is_requested and not request.is_leader:
+                self._remove_request(request)
 
-    def _drop(self, request: _Request[Row, Result]) -> None:
-        if request in self._open:
-            self._open.remove(request)
+    def _remove_request(self, request: _Request[Row, Result]) -> None:
+        if request in self._open_requests:
+            self._open_requests.remove(request)
             waiting = self._waiting[request.kind]
             waiting[:] = [entry for entry in waiting if entry[3] is not request]
 
-    def _run_batches_as_leader(self, request: _Request[Row, Result], stop: CallStop) -> None:
+    def _run_batches_as_leader(self, request: _Request[Row, Result], stop: StopRequest) -> None:
         try:
-            while not (request.is_over or stop.asked):
-                self._step(request)
+            while not (request.is_done or stop.is_requested):
+                self._compute_batch(request)
         finally:
             with self._lock:
-                self._drop(request)
-                if self._open:
-                    self._open[0].leads = True
-                    self._open[0].woken.set()
+                self._remove_request(request)
+                if self._open_requests:
+                    self._open_requests[0].is_leader = True
+                    self._open_requests[0].wake_event.set()
                 else:
-                    self._is_led = False
+                    self._has_leader = False
 
-    def _step(self, request: _Request[Row, Result]) -> None:
+    def _compute_batch(self, request: _Request[Row, Result]) -> None:
         with self._lock:
-            batch = self._take(request)
+            batch = self._take_batch(request)
         found: Sequence[Result] = ()
         error: BaseException | None = None
         try:
@@ -123,18 +123,22 @@ class JoinedBatches(Generic[Row, Result]):
                 each.results[place] = result
             for each in {id(each): each for _, _, _, each in batch}.values():
                 each.error = each.error or error
-                if each.is_over:
-                    self._drop(each)
-                    each.woken.set()
+                if each.is_done:
+                    self._remove_request(each)
+                    each.wake_event.set()
 
-    def _take(self, request: _Request[Row, Result]) -> list[tuple[int, int, int, _Request[Row, Result]]]:
+    def _take_batch(self, request: _Request[Row, Result]) -> list[tuple[int, int, int, _Request[Row, Result]]]:
         waiting = self._waiting[request.kind]
         first = next(at for at in range(len(waiting) - 1, -1, -1) if waiting[at][3] is request)
         start, end, most, anchor = first, first + 1, request.batch_size, waiting[first][0]
         while end - start < most:
             shortest, longest = waiting[start][0], waiting[end - 1][0]
             near = {at: waiting[at][0] for at in (start - 1, end) if 0 <= at < len(waiting)}
-            near = {at: row for at, row in near.items() if max(longest, row) <= 2 * min(shortest, row) + _FEW_TOKENS}
+            near = {
+                at: row
+                for at, row in near.items()
+                if max(longest, row) <= 2 * min(shortest, row) + _ALWAYS_JOINED_TOKENS
+            }
             if not near:
                 break
             joins = min(near, key=lambda at: (abs(near[at] - anchor), at))

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from stoker.contexts import ambient
-from stoker.contexts.adapter_files import virtual_tokens
+from stoker.contexts.adapter_files import soft_prompt_length
 from stoker.contexts.forward import ModelRunner
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, Sampling, TokenCache
 from stoker.contexts.inference.core_share import compute_context_for_device
@@ -31,7 +31,7 @@ from stoker.contexts.inference.static import (
 )
 from stoker.contexts.inference.token_rules import Grammars
 from stoker.contexts.model_source import UNDECLARED_CACHE_TOKENS
-from stoker.contexts.prompts import PromptReader, end_tokens
+from stoker.contexts.prompts import PromptReader, find_end_tokens
 from stoker.contexts.step_times import StepProfile, StepTimes
 from stoker.contexts.text_writer import Completion, CompletionStream, Prompt, TextWriter
 from stoker.errors import StokerError
@@ -40,7 +40,7 @@ from stoker.units import show_bytes
 if TYPE_CHECKING:
     from stoker.contexts.inference.vllm_engine import VLLMEngine
 
-_SCORED_AT_ONCE = 8
+_PROMPTS_SCORED_AT_ONCE = 8
 """Number of prompts scored between two steps of the batch."""
 
 
@@ -59,7 +59,7 @@ class CompletionOptions(TypedDict, total=False):
     prompt_logprobs: int
 
 
-def _sampling(
+def _build_sampling(
     *, seed: int = 0, stop: Sequence[str] = (), engine_options: Mapping[str, Any] | None = None, **options: Any
 ) -> Sampling:
     return Sampling(seed=(seed, 0), stop=tuple(stop), engine_options=tuple((engine_options or {}).items()), **options)
@@ -79,19 +79,19 @@ class CausalLM:
         self.adapters = dict(adapters or {})
         """Folders of PEFT adapters by name."""
         self._runner: ModelRunner | None = None
-        self._own: VLLMEngine | None = None
+        self._vllm_engine: VLLMEngine | None = None
         self._steps = StepCollector()
         if isinstance(engine, str):
             configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
             longest = longest or int(getattr(model.config, "max_position_embeddings", 0) or 0)
-            ends, vocabulary = end_tokens(configured, tokenizer), int(getattr(model.config, "vocab_size", 0) or 0)
+            ends, vocabulary = find_end_tokens(configured, tokenizer), int(getattr(model.config, "vocab_size", 0) or 0)
             self._prompts = PromptReader(
                 tokenizer, ends=ends, longest=longest, vocabulary=vocabulary, grammars=Grammars(tokenizer, ends=ends)
             )
             self._runner = ModelRunner(model, limit_bytes=PREFIX_LIMIT_BYTES)
             make = partial(
                 build_inference_engine, self._runner, self._prompts.texts, engine=engine, cache_bytes=cache_bytes,
-                took=self._steps.took, graphs=graphs, adapters=self.adapters,
+                step_hook=self._steps.record_step, graphs=graphs, adapters=self.adapters,
             )  # fmt: skip
             self._thread = EngineThread(
                 make, computing=compute_context_for_device(str(self._runner.device)), stepped=self._steps.add_step
@@ -99,7 +99,7 @@ class CausalLM:
             if engine != "auto":
                 _ = self._thread.engine  # raises an error now if the model does not support the engine
         else:
-            self._prompts, self._own = engine.prompts, engine
+            self._prompts, self._vllm_engine = engine.prompts, engine
             self._thread = EngineThread(lambda: engine, computing=compute_context_for_device(engine.device))
         self._texts = TextWriter(self._thread, self._prompts)
         # The engine thread stops when its writer is garbage-collected; an open stream keeps the writer alive. At
@@ -109,7 +109,7 @@ class CausalLM:
     @property
     def device(self) -> str:
         """PyTorch name of the model's device: `cpu` or `cuda:0`."""
-        return self._own.device if self._own is not None else str(self._model_runner().device)
+        return self._vllm_engine.device if self._vllm_engine is not None else str(self._model_runner().device)
 
     @property
     def longest(self) -> int:
@@ -129,7 +129,11 @@ class CausalLM:
     @property
     def reused_tokens(self) -> int:
         """Number of prompt tokens that the engine took from kept prefixes."""
-        return self._own.reused_tokens if self._own is not None else self._model_runner().prefixes.reused_tokens
+        return (
+            self._vllm_engine.reused_tokens
+            if self._vllm_engine is not None
+            else self._model_runner().prefixes.reused_tokens
+        )
 
     def slots(self, device_memory_bytes: int = 0) -> int:
         """Return the number of concurrent calls.
@@ -139,8 +143,8 @@ class CausalLM:
         """
         with self._thread.alone():
             if device_memory_bytes:
-                self._limit(device_memory_bytes, accepted=True)
-            return self._thread.engine.slots()
+                self._limit_memory(device_memory_bytes, accepted=True)
+            return self._thread.engine.count_slots()
 
     def resize(self, *, device_memory_bytes: int) -> None:
         """Limit the device memory of the model and its cache. Raises ValueError if the weights do not fit.
@@ -149,23 +153,23 @@ class CausalLM:
             device_memory_bytes: Limit in bytes, including weights.
         """
         with self._thread.alone():
-            self._limit(device_memory_bytes)
+            self._limit_memory(device_memory_bytes)
 
-    def _limit(self, device_memory_bytes: int, *, accepted: bool = False) -> None:
-        if self._own is not None and device_memory_bytes >= self._own.started_bytes > 0:
-            return  # the engine already started with this limit
-        weights = self._thread.engine.memory().weights_bytes
+    def _limit_memory(self, device_memory_bytes: int, *, accepted: bool = False) -> None:
+        if self._vllm_engine is not None and device_memory_bytes >= self._vllm_engine.started_bytes > 0:
+            return  # vLLM has reserved its memory at the start, and this limit is not smaller
+        weights = self._thread.engine.get_memory().weights_bytes
         room = device_memory_bytes - weights - PROCESS_BYTES
         if accepted or device_memory_bytes >= ambient.device_memory_bytes() > 0:
             room = max(room, LEAST_CACHE_BYTES)
         if room <= 0:
             told = f"the model takes {show_bytes(weights)} and its process {show_bytes(PROCESS_BYTES)}"
-            raise ValueError(f"{told}; with {show_bytes(device_memory_bytes)} there is no memory for texts")
+            raise ValueError(f"{told}; with {show_bytes(device_memory_bytes)} no memory is left for texts")
         self._thread.engine.resize(room)
 
     def batch_load(self) -> EngineLoad:
         """Return the numbers of running and waiting requests, and totals since the engine started."""
-        return msgspec.structs.replace(self._thread.load(), reused_tokens=self.reused_tokens)
+        return msgspec.structs.replace(self._thread.get_load(), reused_tokens=self.reused_tokens)
 
     def take_step_times(self, *, urgent: bool = False) -> StepTimes:
         """Return the step times measured since the last call of this method.
@@ -173,7 +177,7 @@ class CausalLM:
         Args:
             urgent: Return only the times of a profiler.
         """
-        return self._steps.take() if self._steps.urgent or not urgent else StepTimes()
+        return self._steps.take_times() if self._steps.urgent or not urgent else StepTimes()
 
     def wait_until_times_taken(self, *, timeout_s: float) -> bool:
         """Return True once `take_step_times` has returned a profiler's times; False after a timeout.
@@ -181,7 +185,7 @@ class CausalLM:
         Args:
             timeout_s: Maximum seconds to wait.
         """
-        return self._steps.taken(timeout_s=timeout_s)
+        return self._steps.wait_until_taken(timeout_s=timeout_s)
 
     def profile(self, *, quick: bool = False, told: Callable[[float, float], None] | None = None) -> StepProfile:
         """Return the engine's measured step times. Raises RuntimeError while requests run.
@@ -191,9 +195,11 @@ class CausalLM:
             told: Receives the finished share, and the total 1.0.
         """
         with self._thread.alone():
-            engine, load = self._thread.engine, self._thread.load()
+            engine, load = self._thread.engine, self._thread.get_load()
             if load.running or load.waiting:
-                raise RuntimeError(f"{load.running + load.waiting} requests run; the model cannot be profiled")
+                raise RuntimeError(
+                    f"{load.running + load.waiting} requests are running; profile the model after they end"
+                )
             words = len(self.tokenizer)
             profiler = EngineProfiler(engine, vocabulary=words, longest=self.longest, quick=quick, told=told)
             self._steps.paused = True
@@ -207,7 +213,7 @@ class CausalLM:
     def memory(self) -> EngineMemory:
         """Return the memory that the weights and the cache occupy on the device."""
         with self._thread.alone():
-            return self._thread.engine.memory()
+            return self._thread.engine.get_memory()
 
     def token_cache(self) -> TokenCache | None:
         """Return the memory that weights and a cached token need per device; None if unknown."""
@@ -216,7 +222,7 @@ class CausalLM:
             return None
         least = min(self.longest or UNDECLARED_CACHE_TOKENS, UNDECLARED_CACHE_TOKENS)
         weights, fixed = memory.weights_bytes + PROCESS_BYTES, memory.fixed_tokens
-        if declared:  # the engine keeps at least a small cache within this memory (see `_limit`)
+        if declared:  # the engine keeps at least a small cache within this memory (see `_limit_memory`)
             weights = min(weights, max(memory.weights_bytes, declared - LEAST_CACHE_BYTES))
         return TokenCache(weights, memory.token_bytes, fixed or least, is_fixed=fixed > 0)
 
@@ -270,7 +276,7 @@ class CausalLM:
             adapter: Name of one of `adapters`.
         """
         try:
-            return virtual_tokens(self.adapters[adapter])
+            return soft_prompt_length(self.adapters[adapter])
         except ValueError as error:
             raise OptionRefused("adapter", f"the adapter {adapter} cannot be served: {error}") from None
 
@@ -304,7 +310,10 @@ class CausalLM:
     def forget_prefixes(self) -> None:
         """Drop all kept prefixes."""
         with self._thread.alone():
-            self._own.forget_prefixes() if self._own is not None else self._model_runner().prefixes.clear()
+            if self._vllm_engine is not None:
+                self._vllm_engine.forget_prefixes()
+            else:
+                self._model_runner().prefixes.clear()
 
     def _model_runner(self) -> ModelRunner:
         if self._runner is None:
@@ -347,11 +356,11 @@ class CausalLM:
         Raises:
             ValueError: A prompt is empty or too long.
         """
-        sampling = _sampling(
+        sampling = _build_sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, stop=stop, json_schema=json_schema,
             engine_options=engine_options, adapter=adapter,
         )  # fmt: skip
-        return self._texts.write(prompts, sampling, seed=seed, batch_size=batch_size, prefix=prefix)
+        return self._texts.generate(prompts, sampling, seed=seed, batch_size=batch_size, prefix=prefix)
 
     def stream(self, prompt: str, **options: Unpack[CompletionOptions]) -> Iterator[str]:
         """Yield the continuation of a prompt in pieces while it is written. Closing the iterator ends the request.
@@ -363,7 +372,7 @@ class CausalLM:
         Raises:
             ValueError: As in `generate`, immediately.
         """
-        return self._texts.pieces(prompt, _sampling(**options))
+        return self._texts.stream_text(prompt, _build_sampling(**options))
 
     def complete(
         self,
@@ -396,7 +405,7 @@ class CausalLM:
         Raises:
             ValueError: As in `generate`, or an option is invalid.
         """
-        return self._texts.complete(prompt, _sampling(
+        return self._texts.complete(prompt, _build_sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop,
             logprobs=logprobs, json_schema=json_schema, engine_options=engine_options, adapter=adapter,
             prompt_logprobs=prompt_logprobs,
@@ -411,7 +420,7 @@ class CausalLM:
         Raises:
             ValueError: As in `complete`, immediately or before the first token.
         """
-        return self._texts.tokens(prompt, _sampling(**options))
+        return self._texts.stream_tokens(prompt, _build_sampling(**options))
 
     # ---- scores of labels
 
@@ -429,7 +438,7 @@ class CausalLM:
         Raises:
             ValueError: A prompt or label is empty or too long.
         """
-        rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
+        rows = self._prompts.encode_prompts(prompts, prefix=prefix, batch_size=batch_size)
         if not labels or not all(labels):
             raise ValueError(f"label_scores needs labels, none of them empty; it got {list(labels)!r}")
         tails = self._prompts.label_tokens([prefix + prompt for prompt in prompts], rows, labels)
@@ -437,8 +446,10 @@ class CausalLM:
             self._prompts.texts.check_length(len(row) + max(map(len, tail)), f"prompt {place}")
         ahead = self._prompts.encode([prefix])[0] if prefix else ()
         scores: list[list[float]] = []
-        most, check = max(batch_size, _SCORED_AT_ONCE), ambient.current_call_stop().check
-        score = partial((self._own or self._model_runner()).score, prefix=ahead, batch_size=batch_size, check=check)
-        for start in range(0, len(rows), most):  # the engine computes steps of its batch between two groups
+        most, check = max(batch_size, _PROMPTS_SCORED_AT_ONCE), ambient.current_stop_request().raise_if_requested
+        score = partial(
+            (self._vllm_engine or self._model_runner()).score, prefix=ahead, batch_size=batch_size, check=check
+        )
+        for start in range(0, len(rows), most):  # between two groups, the engine computes a step for other calls
             scores += self._thread.run(partial(score, rows[start : start + most], tails[start : start + most]))
         return scores

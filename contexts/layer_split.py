@@ -12,15 +12,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 
-def device_map(config: Any, devices: Sequence[str]) -> dict[str, str]:
+def assign_devices(config: Any, devices: Sequence[str]) -> dict[str, str]:
     """Return the device of each part of a causal model, balanced by bytes. Raises ValueError for too few layers."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    path, layers = _layers(model)
+    path, layers = _find_layers(model)
     if len(layers) < len(devices):
         raise ValueError(f"the model has {len(layers)} layers, which cannot be split over {len(devices)} devices")
-    sizes = [_bytes(layer) for layer in layers]
-    found = {f"{path}.{number}": device for number, device in enumerate(_assign_layers(sizes, _bytes(model), devices))}
+    sizes = [_parameter_bytes(layer) for layer in layers]
+    found = {
+        f"{path}.{number}": device
+        for number, device in enumerate(_assign_layers(sizes, _parameter_bytes(model), devices))
+    }
     parent, before = model, ""
     for name in path.split("."):
         for other, _ in [*parent.named_children(), *parent.named_parameters(recurse=False)]:
@@ -30,7 +33,7 @@ def device_map(config: Any, devices: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def dispatch(model: Any, split: dict[str, str], *, first: str) -> None:
+def install_device_hooks(model: Any, split: dict[str, str], *, first: str) -> None:
     """Install hooks that move each part's inputs to its device. The model's inputs and results are on `first`.
 
     `from_pretrained` would choose an arbitrary first device.
@@ -46,7 +49,7 @@ def device_of_module(split: dict[str, str], name: str) -> str:
     return split[name]
 
 
-def _layers(model: Any) -> tuple[str, Any]:
+def _find_layers(model: Any) -> tuple[str, Any]:
     kinds = set(getattr(model, "_no_split_modules", None) or ())
     lists = [each for each in model.named_modules() if isinstance(each[1], torch.nn.ModuleList) and len(each[1])]
     for name, part in sorted(lists, key=lambda each: each[0].count(".")):
@@ -55,7 +58,7 @@ def _layers(model: Any) -> tuple[str, Any]:
     raise ValueError(f"{type(model).__name__} has no list of layers to split")
 
 
-def _bytes(part: Any) -> int:
+def _parameter_bytes(part: Any) -> int:
     return sum(weight.numel() * weight.element_size() for weight in part.parameters())
 
 
@@ -64,6 +67,6 @@ def _assign_layers(sizes: Sequence[int], total: int, devices: Sequence[str]) -> 
     for size in sizes:
         numbers.append(min(int((begins + size / 2) * len(devices) / total), len(devices) - 1))
         begins += size
-    if not set(range(1, len(devices))) <= set(numbers):  # too few layers, or layers much smaller than other parts
+    if not set(range(1, len(devices))) <= set(numbers):  # a device has no layer, so balance the number of layers
         numbers = [number * len(devices) // len(sizes) for number in range(len(sizes))]
     return [devices[number] for number in numbers]

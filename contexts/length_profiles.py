@@ -20,8 +20,8 @@ from pathlib import Path
 import msgspec
 
 from stoker.contexts.folders import state_folder
-from stoker.contexts.model_source import model_source, shown_name
-from stoker.contexts.objects import object_of
+from stoker.contexts.model_source import find_model_source, shown_name
+from stoker.contexts.objects import make_object_ref
 from stoker.errors import RecipeError
 from stoker.whole_files import write_whole
 
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 MOST_RUNTIMES = 8
 """Maximum number of lengths; Arlo uses 8 for BERT."""
-LEAST_GAIN = 0.05
+MIN_GAIN = 0.05
 """Share of the mean latency that one more length must save. Arlo §3.3 calls less than 5 % tiny."""
 
 
 class LengthTime(msgspec.Struct, frozen=True):
-    """Median seconds for a text padded to `tokens` tokens, and the deviation of the seconds."""
+    """Median seconds for a text padded to `tokens` tokens. `spread_s`: median deviation from it in seconds."""
 
     tokens: int
     seconds: float
@@ -42,7 +42,7 @@ class LengthTime(msgspec.Struct, frozen=True):
 
 
 class RuntimeLengths(msgspec.Struct, frozen=True):
-    """The chosen lengths, their mean latency, and the mean latency if only the longest is used."""
+    """The chosen lengths. `mean_s`: mean latency of the texts; `alone_s`: mean latency with only the longest length."""
 
     tokens: tuple[int, ...]
     mean_s: float
@@ -52,17 +52,17 @@ class RuntimeLengths(msgspec.Struct, frozen=True):
     def why(self) -> str:
         """Reason for the choice, as a sentence."""
         if len(self.tokens) == 1:
-            return f"one runtime of {self.tokens[0]} tokens: shorter runtimes would save less than {LEAST_GAIN:.0%}"
+            return f"one runtime of {self.tokens[0]} tokens: shorter runtimes would save less than {MIN_GAIN:.0%}"
         listed = ", ".join(map(str, self.tokens))
         return f"runtimes of {listed} tokens: {1 - self.mean_s / self.alone_s:.0%} less time than the longest alone"
 
 
 _FORMAT = 1
 _FOLDER = "encoder-lengths"
-_STEP = 16
+_LENGTH_STEP = 16
 """Step in tokens between measured lengths; no kernel has smaller tiles."""
-_MOST_LENGTHS = 32
-_USUAL_LONGEST = 512
+_MAX_LENGTHS = 32
+_DEFAULT_LONGEST = 512
 """Longest length for a model without a limit."""
 
 
@@ -97,8 +97,8 @@ def lengths_to_measure(longest: int, *, step: int = 0) -> tuple[int, ...]:
     """Return the multiples of `step` below `longest` (0 = unlimited), and `longest`. A `step` of 0 gives at most 32
     lengths.
     """
-    top = longest or _USUAL_LONGEST
-    step = step or _STEP * math.ceil(top / (_STEP * _MOST_LENGTHS))
+    top = longest or _DEFAULT_LONGEST
+    step = step or _LENGTH_STEP * math.ceil(top / (_LENGTH_STEP * _MAX_LENGTHS))
     return (*range(step, top, step), top)
 
 
@@ -117,14 +117,13 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
     texts = [places[place] for place in range(len(tokens))] if places else [1] * len(tokens)
     if not any(texts):
         raise RecipeError(f"every expected text has more tokens than the longest length measured, {tokens[-1]}")
-    # Because of noise, a shorter length may be slower than a longer one. In this case, use the time of the longer
-    # length.
+    # If a shorter length was slower than a longer one (noise), use the time of the longer length.
     seconds = list(accumulate((each.seconds for each in reversed(profile.lengths)), min))[::-1]
     before = list(accumulate(texts, initial=0))
     chosen, mean_s = [len(tokens) - 1], seconds[-1]
     for total, found in _best_lengths_per_count(seconds, before)[1:]:
         found_s = total / before[-1]
-        if mean_s <= found_s * (1 + LEAST_GAIN):
+        if mean_s <= found_s * (1 + MIN_GAIN):
             break
         chosen, mean_s = found, found_s
     return RuntimeLengths(tuple(tokens[place] for place in chosen), mean_s, seconds[-1])
@@ -151,11 +150,14 @@ def _best_lengths_per_count(seconds: Sequence[float], before: Sequence[float]) -
 
 
 def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:
-    """Return the file with a model's profile, now stored for later programs.
+    """Store a model's profile for later programs.
 
     Args:
         path: Folder or hub name of the model.
         profile: Measured times of the model.
+
+    Returns:
+        The file with the profile.
     """
     whole = msgspec.structs.replace(profile, model=_model_digest(path), name=shown_name(os.fspath(path)))
     folder = state_folder() / _FOLDER
@@ -176,16 +178,16 @@ def kept_encoder_profile(
         dtype, compiled: As in `encoder`; they select the profile.
     """
     model = _model_digest(path)
-    found = [one for one in _kept() if (one.model, one.dtype, one.compiled) == (model, dtype, compiled)]
+    found = [one for one in _read_stored_profiles() if (one.model, one.dtype, one.compiled) == (model, dtype, compiled)]
     return max(found, key=lambda one: one.measured_at, default=None)
 
 
-def _kept() -> Iterator[EncoderProfile]:
+def _read_stored_profiles() -> Iterator[EncoderProfile]:
     for file in sorted((state_folder() / _FOLDER).glob("[!.]*.json")):
         try:
             profile = msgspec.json.decode(file.read_bytes(), type=EncoderProfile)
             if profile.format != _FORMAT:
-                raise ValueError(f"it has the format {profile.format}, and this version reads {_FORMAT}")
+                raise ValueError(f"its format is {profile.format}, and this version of Stoker reads {_FORMAT}")
         except (OSError, ValueError, RecursionError) as error:
             log.warning("the profile %s cannot be read (%s), and is ignored; remove it", file, error)
         else:
@@ -193,5 +195,5 @@ def _kept() -> Iterator[EncoderProfile]:
 
 
 def _model_digest(path: str | os.PathLike[str]) -> str:
-    source, is_local = model_source(os.fspath(path))
-    return object_of(source).name if is_local else source
+    source, is_local = find_model_source(os.fspath(path))
+    return make_object_ref(source).name if is_local else source

@@ -1,7 +1,7 @@
 """Load a recipe's context in a library, list a loader's imports, and explain an unreachable model hub.
 
-Without internet access, `huggingface_hub` retries for minutes per file. `HubWatch` reads the log of `huggingface_hub`
-and switches to local files.
+Without internet access, `huggingface_hub` retries for minutes per file. `HubLogHandler` reads its log messages and
+switches it to local files.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from urllib.request import getproxies
 
 import msgspec
 
-from stoker.contexts.ambient import causes
-from stoker.contexts.function_code import global_names, imports, unwrap_partial
+from stoker.contexts.ambient import related_exceptions
+from stoker.contexts.function_code import find_global_names, find_imports, unwrap_partial
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.payloads import loads_code
 from stoker.contexts.recipe import Recipe
-from stoker.contexts.user_code import is_installed, source_of
+from stoker.contexts.user_code import find_module_source, is_installed
 from stoker.errors import RecipeError
 from stoker.units import MOST_AT_ONCE
 
 
 class ObjectPath(NamedTuple):
-    """Replaces the path of an object in pickled arguments. The library puts its local path there."""
+    """Placeholder for an object's path in pickled arguments. The library replaces it with the local path."""
 
     name: str
     as_path: bool = False
@@ -47,7 +47,7 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
     if not recipe.loader:
         return None
     (function, args, kwargs, *_), modules = loads_code(recipe.loader)
-    modules.enter_permanently()
+    modules.set_as_context_modules()
     args, kwargs = _replace_object_paths((args, kwargs), objects, recipe)
     context = function(*args, **kwargs)
     if isinstance(context, CoroutineType):
@@ -56,7 +56,7 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
     return context
 
 
-def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
+def count_slots(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
     """Return the number of concurrent calls of a library: the recipe's number, or the result of the context's method
     `slots(device_memory_bytes)`, or 1. Raises RecipeError.
     """
@@ -70,7 +70,7 @@ def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
     return answer
 
 
-def token_cache_of(recipe: Recipe, context: Any) -> TokenCache | None:
+def get_token_cache(recipe: Recipe, context: Any) -> TokenCache | None:
     """Return the result of the context's method `token_cache`, or None. Raises RecipeError.
 
     The cache is fixed if the context has no `resize(device_memory_bytes)`.
@@ -79,7 +79,7 @@ def token_cache_of(recipe: Recipe, context: Any) -> TokenCache | None:
     found = method() if callable(method) else None
     if not isinstance(found, TokenCache):
         return None
-    if resize_method_of(context) is None:
+    if find_resize_method(context) is None:
         found = msgspec.structs.replace(found, is_fixed=True)
     if found.weights_bytes < 0 or found.token_bytes < 1 or found.tokens < int(found.is_fixed):
         why = "token_bytes must be 1 or more, and tokens the size of its cache"
@@ -87,12 +87,12 @@ def token_cache_of(recipe: Recipe, context: Any) -> TokenCache | None:
     return found
 
 
-def resize_method_of(context: Any) -> Callable[..., Any] | None:
+def find_resize_method(context: Any) -> Callable[..., Any] | None:
     """Return a context's method `resize` with a parameter `device_memory_bytes`, or None."""
     method = getattr(context, "resize", None)
     try:
         known = callable(method) and "device_memory_bytes" in inspect.signature(method).parameters
-    except (TypeError, ValueError):  # the method is implemented in C
+    except (TypeError, ValueError):  # the method is implemented in C and has no signature
         return None
     return method if known else None
 
@@ -115,7 +115,7 @@ def _replace_object_paths(value: Any, objects: Mapping[str, str], recipe: Recipe
     return value
 
 
-def modules_of(loader: Any) -> tuple[str, ...]:
+def find_modules_used_by(loader: Any) -> tuple[str, ...]:
     """Return the installed modules that a loader uses, then its imported names as `module:attribute`."""
     loader = unwrap_partial(loader)
     loader = getattr(loader, "__func__", loader)
@@ -124,11 +124,11 @@ def modules_of(loader: Any) -> tuple[str, ...]:
     if not isinstance(code, types.CodeType):
         modules.add(str(getattr(loader, "__module__", "")))
     else:
-        for level, module, names in imports(code):
-            if not level and source_of(module) is None:
+        for level, module, names in find_imports(code):
+            if not level and find_module_source(module) is None:
                 modules.add(module)
                 parts.update(f"{module}:{name}" for name in names)
-        for name in global_names(code) & loader.__globals__.keys():
+        for name in find_global_names(code) & loader.__globals__.keys():
             value = loader.__globals__[name]
             home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
             if isinstance(home, str) and is_installed(home):
@@ -148,13 +148,13 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _RETRYING = "No local file found. Retrying"
-"""Logged by `huggingface_hub` if the hub does not answer the first request about a file."""
+"""Part of a message that `huggingface_hub` logs if the hub does not answer the first request about a file."""
 _CONNECT_S = 2.0
 """Maximum seconds for connecting to the hub. A firewall may drop the request without an answer."""
 
 
-class HubWatch(logging.Handler):
-    """Log handler for `huggingface_hub`. `unreachable`: first message about an unreachable hub."""
+class HubLogHandler(logging.Handler):
+    """Log handler that notices an unreachable model hub. `unreachable`: the first message about this, or ""."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -162,7 +162,7 @@ class HubWatch(logging.Handler):
         self._level = self._files.level
         self.unreachable = ""
 
-    def __enter__(self) -> HubWatch:
+    def __enter__(self) -> HubLogHandler:
         limit = os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(ANSWER_S))
         constants = _hub_constants_module()
         if constants is not None and limit == str(ANSWER_S):
@@ -187,7 +187,7 @@ class HubWatch(logging.Handler):
 
     def advice(self, error: BaseException) -> str:
         offline = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
-        if not self.unreachable and not any(type(one).__name__ in offline for one in causes(error)):
+        if not self.unreachable and not any(type(one).__name__ in offline for one in related_exceptions(error)):
             return ""
         return (
             "this node does not reach the model hub, and the model is not in its cache; on a host with internet, run"

@@ -23,8 +23,8 @@ PART_BYTES = 4 << 20
 MOST_BYTES = 512 << 20
 
 _DIGEST_BYTES = 32
-_SLICES = 1024
-"""Maximum parts of a piece, so that its check is quick."""
+_MAX_PARTS_PER_PIECE = 1024
+"""Maximum number of parts in a piece, so that a pilot can check the piece quickly."""
 
 
 class EntryKind(enum.Enum):
@@ -47,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One file without a name, or all entries below a folder."""
+    """The content of an object: one file (an entry without a name), or all entries below a folder."""
 
     kind: EntryKind
     entries: tuple[Entry, ...]
@@ -58,32 +58,34 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class ManifestPart:
     entry: int
     offset: int
     size_bytes: int
     digest: bytes
 
 
-Piece = tuple[Slice, ...]
+Piece = tuple[ManifestPart, ...]
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: Manifest) -> bytes:
     if manifest.kind is EntryKind.FILE:
-        return _frame(*_content(manifest.entries[0]))
-    return _frame(b"folder") + b"".join(_frame(entry.name, *_content(entry)) for entry in manifest.entries)
+        return _join_fields(*_entry_fields(manifest.entries[0]))
+    return _join_fields(b"folder") + b"".join(
+        _join_fields(entry.name, *_entry_fields(entry)) for entry in manifest.entries
+    )
 
 
-def decode(data: bytes) -> Manifest:
+def decode_manifest(data: bytes) -> Manifest:
     """Return the manifest in `data`. Raises ValueError, for example for a path outside of the object."""
-    fields = _fields(data)
+    fields = _split_fields(data)
     try:
         kind = EntryKind(next(fields))
         if kind is EntryKind.FILE:
-            manifest = Manifest(kind, (_entry(b"", kind, fields),))
+            manifest = Manifest(kind, (_decode_entry(b"", kind, fields),))
         else:
-            manifest = Manifest(kind, tuple(_entry(name, EntryKind(next(fields)), fields) for name in fields))
-            _check_names(manifest)
+            manifest = Manifest(kind, tuple(_decode_entry(name, EntryKind(next(fields)), fields) for name in fields))
+            _check_entry_names(manifest)
     except (StopIteration, RuntimeError):
         raise ValueError("the manifest is truncated") from None
     if kind is EntryKind.LINK or next(fields, None) is not None:
@@ -91,34 +93,34 @@ def decode(data: bytes) -> Manifest:
     return manifest
 
 
-def name_of(data: bytes, *, suffix: str = "") -> str:
+def object_name_of_manifest(data: bytes, *, suffix: str = "") -> str:
     kind = "file" if data[8:12] == b"file" else "folder"
     return f"{kind}-{hashlib.sha256(data).hexdigest()}{suffix}"
 
 
-def proves(name: str, data: bytes) -> bool:
-    return name.partition(".")[0] == name_of(data)
+def is_manifest_of(name: str, data: bytes) -> bool:
+    return name.partition(".")[0] == object_name_of_manifest(data)
 
 
 def read_manifest(name: str, data: bytes) -> Manifest:
-    if not proves(name, data):
+    if not is_manifest_of(name, data):
         raise ValueError(f"these {len(data)} bytes are not the manifest of {name}")
-    return decode(data)
+    return decode_manifest(data)
 
 
-def slices(manifest: Manifest) -> Iterator[Slice]:
+def iterate_parts(manifest: Manifest) -> Iterator[ManifestPart]:
     for place, entry in enumerate(manifest.entries):
         for count in range(len(entry.parts) // _DIGEST_BYTES):
             offset = count * PART_BYTES
             digest = entry.parts[count * _DIGEST_BYTES : (count + 1) * _DIGEST_BYTES]
-            yield Slice(place, offset, min(PART_BYTES, entry.size_bytes - offset), digest)
+            yield ManifestPart(place, offset, min(PART_BYTES, entry.size_bytes - offset), digest)
 
 
-def pieces(manifest: Manifest) -> list[Piece]:
-    whole: list[list[Slice]] = []
+def group_into_pieces(manifest: Manifest) -> list[Piece]:
+    whole: list[list[ManifestPart]] = []
     size = 0
-    for part in slices(manifest):
-        if not whole or size + part.size_bytes > PART_BYTES or len(whole[-1]) == _SLICES:
+    for part in iterate_parts(manifest):
+        if not whole or size + part.size_bytes > PART_BYTES or len(whole[-1]) == _MAX_PARTS_PER_PIECE:
             whole.append([])
             size = 0
         whole[-1].append(part)
@@ -140,11 +142,11 @@ def is_piece_intact(piece: Piece, data: memoryview) -> bool:
     return offset == len(data)
 
 
-def _frame(*fields: bytes) -> bytes:
+def _join_fields(*fields: bytes) -> bytes:
     return b"".join(len(field).to_bytes(8, "big") + field for field in fields)
 
 
-def _fields(data: bytes) -> Iterator[bytes]:
+def _split_fields(data: bytes) -> Iterator[bytes]:
     place = 0
     while place < len(data):
         end = place + 8 + int.from_bytes(data[place : place + 8], "big")
@@ -154,19 +156,19 @@ def _fields(data: bytes) -> Iterator[bytes]:
         place = end
 
 
-def _content(entry: Entry) -> tuple[bytes, ...]:
+def _entry_fields(entry: Entry) -> tuple[bytes, ...]:
     if entry.kind is EntryKind.FILE:
         return b"file", b"x" if entry.executable else b"-", entry.size_bytes.to_bytes(8, "big"), entry.parts
     return (b"folder",) if entry.kind is EntryKind.FOLDER else (b"link", entry.target)
 
 
-def _entry(name: bytes, kind: EntryKind, fields: Iterator[bytes]) -> Entry:
+def _decode_entry(name: bytes, kind: EntryKind, fields: Iterator[bytes]) -> Entry:
     if kind is EntryKind.FOLDER:
         return Entry(name, kind)
     if kind is EntryKind.LINK:
         target = next(fields)
         if not target or target.startswith(b"/") or b"\0" in target:
-            raise ValueError(f"the link {name!r} leads to {target!r}")
+            raise ValueError(f"the link {name!r} has the invalid target {target!r}")
         return Entry(name, kind, target=target)
     mode, size, parts = next(fields), next(fields), next(fields)
     length = int.from_bytes(size, "big")
@@ -175,7 +177,7 @@ def _entry(name: bytes, kind: EntryKind, fields: Iterator[bytes]) -> Entry:
     return Entry(name, kind, executable=mode == b"x", size_bytes=length, parts=parts)
 
 
-def _check_names(manifest: Manifest) -> None:
+def _check_entry_names(manifest: Manifest) -> None:
     folders, last = {b""}, b""
     for entry in manifest.entries:
         above, _, own = entry.name.rpartition(b"/")

@@ -15,7 +15,7 @@ from stoker.contexts import ambient
 from stoker.contexts.engine_settings import EngineSettings
 from stoker.contexts.language_model import CausalLM
 from stoker.contexts.model_source import can_split_heads_evenly
-from stoker.contexts.snapshot import load_parts
+from stoker.contexts.snapshot import load_model_and_tokenizer
 from stoker.contexts.streamed_model import computation_dtype, hide_transformers_progress_bar
 from stoker.errors import StokerError
 from stoker.units import show_seconds
@@ -38,7 +38,7 @@ def load_model(
     devices = tuple(dict.fromkeys(ambient.devices()))
     device = devices[0]
     wanted = computation_dtype(dtype, path=path, device=device)
-    why = why_vllm(engine, device=device)
+    why = reason_for_vllm(engine, device=device)
     parts = len(ambient.devices())
     if why and engine == "auto" and not can_split_heads_evenly(path, parts):
         log.info("vLLM cannot split the attention heads over %d devices; another engine splits the layers", parts)
@@ -58,9 +58,9 @@ def load_model(
         )
     if len(devices) > 1 and graphs:
         raise StokerError(f"graphs=True supports one device only, and this library has {len(devices)} devices")
-    loaded, how = load_parts(path, dtype=wanted, devices=devices, snapshot=snapshot, name=name)
+    loaded, how = load_model_and_tokenizer(path, dtype=wanted, devices=devices, snapshot=snapshot, name=name)
     settings.set_chat_template(loaded.tokenizer)
-    longest = settings.longest(int(getattr(loaded.model.config, "max_position_embeddings", 0) or 0))
+    longest = settings.max_length(int(getattr(loaded.model.config, "max_position_embeddings", 0) or 0))
     origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
     if loaded.weights:
         origin += f" ({loaded.weights})"
@@ -71,7 +71,7 @@ def load_model(
     )  # fmt: skip
 
 
-def why_vllm(engine: str, *, device: str) -> str:
+def reason_for_vllm(engine: str, *, device: str) -> str:
     """Return the reason to use vLLM, or "". Raises StokerError."""
     asked = engine == "vllm"
     is_found = device.startswith("cuda") and importlib.util.find_spec("vllm") is not None

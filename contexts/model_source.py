@@ -26,15 +26,15 @@ MODEL_PRELOAD = (
 
 
 class CallableModule(types.ModuleType):
-    """A module that is also callable, as its function of the same name. In a package, this name may refer to the module
-    or the function.
+    """A module that can be called like its function of the same name, because a package's attribute of this name may be
+    the module or the function.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return vars(self)[self.__name__.rpartition(".")[2]](*args, **kwargs)
 
 
-def model_source(path: str) -> tuple[str, bool]:
+def find_model_source(path: str) -> tuple[str, bool]:
     """Return the path or hub name to load, and True if the model is local. Raises RecipeError."""
     local = Path(path)
     if local.suffix == ".safetensors" and local.is_file():
@@ -57,11 +57,11 @@ def model_source(path: str) -> tuple[str, bool]:
     return path, False
 
 
-_ENCODERS = (
+_ENCODER_ARCHITECTURES = (
     "Albert", "Bert", "Camembert", "Deberta", "DebertaV2", "DistilBert", "Electra", "Ernie", "ModernBert", "MPNet",
     "NomicBert", "Roberta", "XLMRoberta",
 )  # fmt: skip
-_ENCODERS_END = (
+_ENCODER_CLASS_SUFFIXES = (
     "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "EncoderModel",
 )  # fmt: skip
 
@@ -74,8 +74,8 @@ def encoder_class(source: str) -> str:
     """
     named = read_json_object(source, "config.json").get("architectures")
     names = [name for name in named or () if isinstance(name, str) and name.isidentifier()]
-    bare = {f"{name}Model" for name in _ENCODERS}
-    return names[0] if names and all(name in bare or name.endswith(_ENCODERS_END) for name in names) else ""
+    bare = {f"{name}Model" for name in _ENCODER_ARCHITECTURES}
+    return names[0] if names and all(name in bare or name.endswith(_ENCODER_CLASS_SUFFIXES) for name in names) else ""
 
 
 def shown_name(path: str) -> str:
@@ -90,20 +90,23 @@ def shown_name(path: str) -> str:
 
 UNDECLARED_CACHE_TOKENS = 4096
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_MOST = 1 << 24
+_MAX_NUMBER = 1 << 24
 
 
 def can_split_heads_evenly(source: str, devices: int) -> bool:
     """True if a model's attention heads are unknown, or divide evenly among `devices`."""
-    return _number(read_json_object(source, "config.json"), "num_attention_heads") % devices == 0
+    return _read_positive_number(read_json_object(source, "config.json"), "num_attention_heads") % devices == 0
 
 
 def check_device_split(source: str, devices: Any, *, engine: str) -> None:
     """Raise RecipeError if a local model cannot be split over `devices`."""
     if type(devices) is not int or devices < 2:
-        return  # `Needs` validates the number
+        return  # other code reports an invalid number of devices
     config, problem = read_json_object(source, "config.json"), ""
-    layers, heads = _number(config, "num_hidden_layers"), _number(config, "num_attention_heads")
+    layers, heads = (
+        _read_positive_number(config, "num_hidden_layers"),
+        _read_positive_number(config, "num_attention_heads"),
+    )
     if engine == "vllm" and heads % devices:
         problem = f"vLLM splits the {heads} attention heads evenly; write a number that divides {heads}"
     elif engine != "vllm" and 0 < layers < devices:
@@ -113,13 +116,16 @@ def check_device_split(source: str, devices: Any, *, engine: str) -> None:
 
 
 def add_token_cache_to_needs(needs: Needs, source: str, *, dtype: str) -> Needs:
-    """Return the needs with the size of the model's cache, if known."""
+    """Return the needs with the size of the model's key-value cache, if its config file tells the size."""
     config = read_json_object(source, "config.json")
     on_cpu = not needs.kinds or "cpu" in needs.kinds
-    token_bytes, longest = _token_bytes(config, dtype=dtype, on_cpu=on_cpu), _number(config, "max_position_embeddings")
+    token_bytes, longest = (
+        _bytes_per_token(config, dtype=dtype, on_cpu=on_cpu),
+        _read_positive_number(config, "max_position_embeddings"),
+    )
     if not token_bytes or not longest:
         return needs
-    declared = needs.device_memory_bytes or needs.memory_bytes  # if both limits are declared, the GPU memory counts
+    declared = needs.device_memory_bytes or needs.memory_bytes  # on a GPU, host memory counts only without a GPU limit
     if on_cpu:
         declared = max(needs.memory_bytes, needs.device_memory_bytes)
     try:
@@ -132,25 +138,34 @@ def add_token_cache_to_needs(needs: Needs, source: str, *, dtype: str) -> Needs:
     return msgspec.structs.replace(needs, token_bytes=token_bytes, cache_tokens=min(longest, room))
 
 
-def _token_bytes(config: Any, *, dtype: str, on_cpu: bool) -> int:
-    layers, heads = _number(config, "num_hidden_layers"), _number(config, "num_attention_heads")
-    width = _number(config, "head_dim") or (_number(config, "hidden_size") // heads if heads else 0)
+def _bytes_per_token(config: Any, *, dtype: str, on_cpu: bool) -> int:
+    layers, heads = (
+        _read_positive_number(config, "num_hidden_layers"),
+        _read_positive_number(config, "num_attention_heads"),
+    )
+    width = _read_positive_number(config, "head_dim") or (
+        _read_positive_number(config, "hidden_size") // heads if heads else 0
+    )
     own = dtype
     if dtype == "auto":
         own = "float32" if on_cpu else str(config.get("torch_dtype") or config.get("dtype"))
-    return 2 * layers * (_number(config, "num_key_value_heads") or heads) * width * _DTYPE_BYTES.get(own, 4)
+    return (
+        2 * layers * (_read_positive_number(config, "num_key_value_heads") or heads) * width * _DTYPE_BYTES.get(own, 4)
+    )
 
 
-def _number(config: Any, name: str) -> int:
+def _read_positive_number(config: Any, name: str) -> int:
     found = config.get(name) if isinstance(config, dict) else None
-    return found if type(found) is int and 0 < found <= _MOST else 0
+    return found if type(found) is int and 0 < found <= _MAX_NUMBER else 0
 
 
-_FILE = "tokenizer.json"
+_TOKENIZER_FILE = "tokenizer.json"
 
 
 class TokenCounter:
-    """Counts up to `most` tokens (0: no limit) of a text, of a pair (a tuple), or of the longest text in a list."""
+    """Counts the tokens of a text, of a pair of texts (a tuple), or of the longest text in a list. `most`: maximum
+    result (0: no limit).
+    """
 
     def __init__(self, source: str, *, most: int = 0) -> None:
         self._source = source
@@ -159,7 +174,7 @@ class TokenCounter:
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
-        return _read(self._source)
+        return _load_tokenizer(self._source)
 
     def __call__(self, given: Any) -> int:
         return max(map(self._count, given), default=0) if isinstance(given, list) else self._count(given)
@@ -200,21 +215,21 @@ def token_counter(path: str, *, most: int = 0) -> TokenCounter:
     return TokenCounter(str(path), most=most)
 
 
-def _read(source: str) -> Any:
+def _load_tokenizer(source: str) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise RecipeError(f"tokens cannot be counted here ({error}): pip install tokenizers") from None
     try:
         if os.path.exists(source):
-            file = os.path.join(source, _FILE)
+            file = os.path.join(source, _TOKENIZER_FILE)
         else:
             from huggingface_hub import hf_hub_download
 
-            file = hf_hub_download(source, _FILE)
+            file = hf_hub_download(source, _TOKENIZER_FILE)
         tokenizer = Tokenizer.from_file(file)
     except Exception as error:  # `tokenizers` raises plain `Exception`
-        why = f"Stoker counts tokens with its {_FILE}, which save_pretrained of a fast tokenizer writes"
+        why = f"Stoker counts tokens with its {_TOKENIZER_FILE}, which save_pretrained of a fast tokenizer writes"
         raise RecipeError(f"the tokenizer of {source} cannot be read ({error}): {why}", path=source) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -224,7 +239,7 @@ def _read(source: str) -> Any:
 POOLINGS = ("mean", "cls", "last")
 
 Read = Callable[[str], str | None]
-"""Returns the text of a model's file, or None."""
+"""Function that returns the text of a model's file by name, or None."""
 
 
 class SentenceFacts(msgspec.Struct, frozen=True):
@@ -236,15 +251,15 @@ class SentenceFacts(msgspec.Struct, frozen=True):
 
 
 def read_sentence_facts(read: Read) -> SentenceFacts:
-    modules = [each for each in _object(read("modules.json"), list) or () if isinstance(each, dict)]
+    modules = [each for each in _parse_json(read("modules.json"), list) or () if isinstance(each, dict)]
     types = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
     other = [name for name in types if name not in ("Transformer", "Pooling", "Normalize")]
     trouble = f"its modules.json lists {', '.join(other)}, which Stoker does not compute" if other else ""
     folders = [
         str(each.get("path") or "1_Pooling") for each, name in zip(modules, types, strict=True) if name == "Pooling"
     ]
-    pooling, more = _parse_pooling(_object(read(f"{[*folders, '1_Pooling'][0]}/config.json"), dict))
-    longest = (_object(read("sentence_bert_config.json"), dict) or {}).get("max_seq_length")
+    pooling, more = _parse_pooling(_parse_json(read(f"{[*folders, '1_Pooling'][0]}/config.json"), dict))
+    longest = (_parse_json(read("sentence_bert_config.json"), dict) or {}).get("max_seq_length")
     return SentenceFacts(pooling, longest if type(longest) is int and longest > 0 else 0, trouble or more)
 
 
@@ -261,7 +276,7 @@ def _parse_pooling(config: dict[str, Any] | None) -> tuple[str, str]:
     return "mean", f"its pooling is {what}, and not one of {', '.join(POOLINGS)}"
 
 
-def _object(text: str | None, kind: type[Any]) -> Any:
+def _parse_json(text: str | None, kind: type[Any]) -> Any:
     try:
         found = json.loads(text) if text is not None else None
     except (ValueError, RecursionError):
@@ -271,7 +286,7 @@ def _object(text: str | None, kind: type[Any]) -> Any:
 
 SHORTEST_RUNTIME = 3
 """Minimum length of a runtime: two special tokens and one token of text."""
-_NO_LIMIT = 1_000_000
+_TOKENIZER_NO_LIMIT = 1_000_000
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
 """Model types whose positions begin after the padding token's position."""
 
@@ -280,7 +295,7 @@ def max_text_tokens(*, model_type: str, positions: int, padding: int, tokenizer:
     """Return the maximum tokens of a text; 0 = unlimited."""
     if positions and model_type in _OFFSET_POSITIONS:
         positions -= padding + 1
-    limits = (sentences, positions, tokenizer if tokenizer < _NO_LIMIT else 0)
+    limits = (sentences, positions, tokenizer if tokenizer < _TOKENIZER_NO_LIMIT else 0)
     return min((limit for limit in limits if limit > 0), default=0)
 
 
@@ -298,26 +313,28 @@ def longest_input(path: str, *, writes: bool = False) -> int:
     if not writes:
         return read_max_text_tokens(folder)
     config = read_json_object(folder, "config.json")
-    return _number(config, "max_position_embeddings") or _number(config.get("text_config"), "max_position_embeddings")
+    return _read_positive_number(config, "max_position_embeddings") or _read_positive_number(
+        config.get("text_config"), "max_position_embeddings"
+    )
 
 
 def read_max_text_tokens(folder: str) -> int:
     config, tokenizer = read_json_object(folder, "config.json"), read_json_object(folder, "tokenizer_config.json")
     return max_text_tokens(
         model_type=str(config.get("model_type", "")),
-        positions=_number(config, "max_position_embeddings"),
-        padding=_number(config, "pad_token_id"),
-        tokenizer=_number(tokenizer, "model_max_length"),
-        sentences=read_sentence_facts(lambda name: _text(folder, name)).longest,
+        positions=_read_positive_number(config, "max_position_embeddings"),
+        padding=_read_positive_number(config, "pad_token_id"),
+        tokenizer=_read_positive_number(tokenizer, "model_max_length"),
+        sentences=read_sentence_facts(lambda name: _read_text_or_none(folder, name)).longest,
     )
 
 
 def read_json_object(folder: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] | None = _object(_text(folder, name), dict)
+    found: dict[str, Any] | None = _parse_json(_read_text_or_none(folder, name), dict)
     return found or {}
 
 
-def _text(folder: str, name: str) -> str | None:
+def _read_text_or_none(folder: str, name: str) -> str | None:
     try:
         return Path(folder, name).read_text()
     except (OSError, UnicodeDecodeError):

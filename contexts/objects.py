@@ -24,31 +24,41 @@ from pathlib import Path
 import msgspec
 
 from stoker.contexts.folders import state_folder
-from stoker.contexts.manifest import PART_BYTES, Entry, EntryKind, Manifest, encode, name_of, proves
+from stoker.contexts.manifest import (
+    PART_BYTES,
+    Entry,
+    EntryKind,
+    Manifest,
+    encode_manifest,
+    is_manifest_of,
+    object_name_of_manifest,
+)
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import RecipeError
 from stoker.whole_files import write_all
 
 _SUFFIX = re.compile(r"(\.[A-Za-z0-9]{1,16}){1,2}")
 _NAME = re.compile(r"(file|folder)-[0-9a-f]{64}((\.[A-Za-z0-9]{1,16}){1,2})?")
-_RACY_NS = 2_000_000_000
-_KEPT = 32
-_KEPT_BYTES = 1 << 20
+_RECENT_CHANGE_NS = 2_000_000_000
+_MAX_CACHED_MANIFESTS = 32
+_MAX_CACHED_MANIFEST_BYTES = 1 << 20
 """Maximum bytes of a manifest that stays in the memory cache."""
 
 
-def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> ObjectRef:
-    """Return the object of a file or folder. `memo`: file with cached digests. Raises RecipeError."""
+def make_object_ref(path: str | os.PathLike[str], *, digest_cache_file: Path | None = None) -> ObjectRef:
+    """Compute the name of a file or folder as an object. `digest_cache_file`: SQLite file with known digests. Raises
+    RecipeError.
+    """
     given = Path(path)
     try:
         real = given.resolve(strict=True)
         str(real).encode()  # the path must be UTF-8, because it is sent as text
-        with _DigestCache(memo or state_folder() / "objects.sqlite") as remembered:
-            if real.is_file():  # sync cached changes to disk before reading
+        with _DigestCache(digest_cache_file or state_folder() / "objects.sqlite") as digest_cache:
+            if real.is_file():  # flush cached writes of the file before its times are read
                 with suppress(OSError), real.open("rb") as opened:
                     os.fsync(opened.fileno())
             facts = real.stat()
-            made = _build_manifest(real, remembered)
+            made = _build_manifest(real, digest_cache)
     except UnicodeEncodeError:
         raise RecipeError(f"the path {os.fsencode(given)!r} is not UTF-8, so it cannot be sent; rename it") from None
     except FileNotFoundError as error:
@@ -56,28 +66,28 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
         raise RecipeError(why, path=str(given)) from None
     except (OSError, RuntimeError) as error:
         raise RecipeError(f"{given} cannot be read: {error}", path=str(given)) from error
-    data, is_file = encode(made), made.kind is EntryKind.FILE
-    name = name_of(data, suffix=given.suffix if is_file and _SUFFIX.fullmatch(given.suffix) else "")
-    _keep(name, data)
+    data, is_file = encode_manifest(made), made.kind is EntryKind.FILE
+    name = object_name_of_manifest(data, suffix=given.suffix if is_file and _SUFFIX.fullmatch(given.suffix) else "")
+    _cache_manifest(name, data)
     ref = ObjectRef(name=name, size_bytes=made.size_bytes, source=str(real))
-    if is_file and time.time_ns() - facts.st_mtime_ns > _RACY_NS:
+    if is_file and time.time_ns() - facts.st_mtime_ns > _RECENT_CHANGE_NS:
         return msgspec.structs.replace(ref, changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
     return ref
 
 
-def manifest_of(ref: ObjectRef) -> bytes:
+def read_object_manifest(ref: ObjectRef) -> bytes:
     """Return an object's manifest as bytes. Raises RecipeError if the source is unreadable or was changed."""
-    if (kept := _kept.get(ref.name)) is not None:
+    if (kept := _manifest_cache.get(ref.name)) is not None:
         return kept
     try:
-        with _DigestCache(state_folder() / "objects.sqlite") as remembered:
-            data = encode(_build_manifest(Path(ref.source).resolve(strict=True), remembered))
+        with _DigestCache(state_folder() / "objects.sqlite") as digest_cache:
+            data = encode_manifest(_build_manifest(Path(ref.source).resolve(strict=True), digest_cache))
     except (OSError, RuntimeError) as error:
         raise RecipeError(f"{ref.source} cannot be read: {error}", path=ref.source) from error
-    if not proves(ref.name, data):
+    if not is_manifest_of(ref.name, data):
         what = "the file or folder has changed since the recipe was made; make the recipe again"
         raise RecipeError(what, path=ref.source)
-    _keep(ref.name, data)
+    _cache_manifest(ref.name, data)
     return data
 
 
@@ -85,23 +95,23 @@ def is_object_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
+def has_content_of(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
     """True if the file or folder has the content of `ref`. Reads all data."""
     try:
         with _DigestCache(None) as nothing:
-            return proves(ref.name, encode(_build_manifest(Path(path), nothing)))
+            return is_manifest_of(ref.name, encode_manifest(_build_manifest(Path(path), nothing)))
     except (OSError, RecipeError):
         return False
 
 
 def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy a file or folder to a new `target` with equal digest. Raises OSError, RecipeError."""
+    """Copy a file or folder to a new `target`, which gets the same object name. Raises OSError, RecipeError."""
     root, goal = Path(source).resolve(strict=True), Path(target)
     if root.is_file():
         _copy_file(root, goal)
         return
     goal.mkdir(mode=0o700)
-    for name, path, kind in _entries(root):
+    for name, path, kind in _list_folder_entries(root):
         place = Path(os.fsdecode(os.path.join(os.fsencode(goal), name)))
         if kind is EntryKind.FOLDER:
             place.mkdir(mode=0o700)
@@ -116,44 +126,44 @@ def _copy_file(source: Path, target: Path) -> None:
     target.chmod(0o700 if _is_owner_executable(source.stat()) else 0o600)
 
 
-_kept: OrderedDict[str, bytes] = OrderedDict()
+_manifest_cache: OrderedDict[str, bytes] = OrderedDict()
 
 
-def _keep(name: str, data: bytes) -> None:
-    if len(data) <= _KEPT_BYTES:
-        _kept[name] = data
-        while len(_kept) > _KEPT:
-            with suppress(KeyError):  # another thread has removed the entry
-                _kept.popitem(last=False)
+def _cache_manifest(name: str, data: bytes) -> None:
+    if len(data) <= _MAX_CACHED_MANIFEST_BYTES:
+        _manifest_cache[name] = data
+        while len(_manifest_cache) > _MAX_CACHED_MANIFESTS:
+            with suppress(KeyError):  # another thread may have removed the last entry
+                _manifest_cache.popitem(last=False)
 
 
 def _is_owner_executable(facts: os.stat_result) -> bool:
     return bool(facts.st_mode & stat.S_IXUSR)
 
 
-def _build_manifest(root: Path, remembered: _DigestCache) -> Manifest:
+def _build_manifest(root: Path, digest_cache: _DigestCache) -> Manifest:
     if not root.is_dir():
-        return Manifest(EntryKind.FILE, (_file(root, b"", remembered),))
-    return Manifest(EntryKind.FOLDER, tuple(_entry(*found, remembered) for found in _entries(root)))
+        return Manifest(EntryKind.FILE, (_build_file_entry(root, b"", digest_cache),))
+    return Manifest(EntryKind.FOLDER, tuple(_build_entry(*found, digest_cache) for found in _list_folder_entries(root)))
 
 
-def _entry(name: bytes, path: Path, kind: EntryKind, remembered: _DigestCache) -> Entry:
+def _build_entry(name: bytes, path: Path, kind: EntryKind, digest_cache: _DigestCache) -> Entry:
     if kind is EntryKind.FILE:
-        return _file(path, name, remembered)
+        return _build_file_entry(path, name, digest_cache)
     return Entry(name, kind, target=os.fsencode(os.readlink(path)) if kind is EntryKind.LINK else b"")
 
 
-def _file(path: Path, name: bytes, remembered: _DigestCache) -> Entry:
+def _build_file_entry(path: Path, name: bytes, digest_cache: _DigestCache) -> Entry:
     facts = path.stat()
     if not stat.S_ISREG(facts.st_mode):
         raise RecipeError(f"{path} is neither a file nor a folder, so it cannot be sent; leave it out", path=str(path))
-    parts = remembered.get(path, facts)
+    parts = digest_cache.get(path, facts)
     if parts is None:
         parts = _digest_parts(path)
         after = path.stat()
         if (after.st_size, after.st_mtime_ns, after.st_ino) != (facts.st_size, facts.st_mtime_ns, facts.st_ino):
             raise RecipeError(f"{path} changed while it was read; wait until it is written", path=str(path))
-        remembered.put(path, facts, parts)
+        digest_cache.put(path, facts, parts)
     return Entry(name, EntryKind.FILE, executable=_is_owner_executable(facts), size_bytes=facts.st_size, parts=parts)
 
 
@@ -170,11 +180,11 @@ def _digest_parts(path: Path) -> bytes:
             digests.append(hashlib.sha256(view[:size]).digest())
 
 
-def _entries(root: Path) -> list[tuple[bytes, Path, EntryKind]]:
+def _list_folder_entries(root: Path) -> list[tuple[bytes, Path, EntryKind]]:
     found: list[tuple[bytes, Path, EntryKind]] = []
     real_root = os.path.realpath(root) + os.sep
 
-    def walk(folder: Path, prefix: bytes, above: frozenset[str]) -> None:
+    def walk_folder(folder: Path, prefix: bytes, above: frozenset[str]) -> None:
         real = os.path.realpath(folder)
         if real in above:
             raise RecipeError(f"{folder} is a link to a folder that contains it; remove the link", path=str(folder))
@@ -186,11 +196,11 @@ def _entries(root: Path) -> list[tuple[bytes, Path, EntryKind]]:
                     found.append((name, path, EntryKind.LINK))
                 elif entry.is_dir():
                     found.append((name, path, EntryKind.FOLDER))
-                    walk(path, name + b"/", above | {real})
+                    walk_folder(path, name + b"/", above | {real})
                 else:
                     found.append((name, path, EntryKind.FILE))
 
-    walk(root, b"", frozenset())
+    walk_folder(root, b"", frozenset())
     return sorted(found, key=lambda entry: entry[0])
 
 
@@ -198,7 +208,7 @@ class _DigestCache:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
-        self._fresh: list[tuple[str, int, int, int, int, bytes]] = []
+        self._new_rows: list[tuple[str, int, int, int, int, bytes]] = []
 
     def __enter__(self) -> _DigestCache:
         if self._path is not None:
@@ -216,18 +226,18 @@ class _DigestCache:
     def __exit__(self, *exc: object) -> None:
         if self._db is not None:
             with closing(self._db) as db, suppress(sqlite3.Error), db:
-                db.executemany("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?)", self._fresh)
+                db.executemany("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?)", self._new_rows)
 
     def get(self, path: Path, facts: os.stat_result) -> bytes | None:
         query = "SELECT digests FROM parts WHERE path = ? AND size = ? AND mtime = ? AND ctime = ? AND inode = ?"
         with suppress(sqlite3.Error):
-            row = self._db.execute(query, _key(path, facts)).fetchone() if self._db is not None else None
+            row = self._db.execute(query, _digest_key(path, facts)).fetchone() if self._db is not None else None
             return row[0] if row else None
         return None
 
     def put(self, path: Path, facts: os.stat_result, digests: bytes) -> None:
-        if time.time_ns() - max(facts.st_mtime_ns, facts.st_ctime_ns) > _RACY_NS:
-            self._fresh.append((*_key(path, facts), digests))
+        if time.time_ns() - max(facts.st_mtime_ns, facts.st_ctime_ns) > _RECENT_CHANGE_NS:
+            self._new_rows.append((*_digest_key(path, facts), digests))
 
     @staticmethod
     def _connect(path: Path) -> sqlite3.Connection:
@@ -239,23 +249,23 @@ class _DigestCache:
         return db
 
 
-def _key(path: Path, facts: os.stat_result) -> tuple[str, int, int, int, int]:
+def _digest_key(path: Path, facts: os.stat_result) -> tuple[str, int, int, int, int]:
     shown = os.fsencode(path).hex() if not str(path).isprintable() else str(path)
     return shown, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
 
 
-_FILE = "index.jsonl"
+_INDEX_FILE = "index.jsonl"
 
 
-def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
-    """Publish objects, so that the session's seed process sends them from their sources. Raises OSError.
+def publish_objects(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
+    """Add objects to the session's index, so that its seed process sends them from their sources. Raises OSError.
 
-    Several clients may append at once. Therefore an unfinished line gets a line end; nothing is cut off.
+    Several clients may append at the same time, so an unfinished last line is ended and never removed.
     """
     lines = [json.dumps({"name": ref.name, "size_bytes": ref.size_bytes, "source": ref.source}) + "\n" for ref in refs]
     if not lines:
         return
-    file = os.open(folder / _FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = os.open(folder / _INDEX_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(file).st_size
         unfinished = size > 0 and os.pread(file, 1, size - 1) != b"\n"
@@ -264,11 +274,11 @@ def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
         os.close(file)
 
 
-class Published:
+class PublishedObjects:
     """The published objects of a session."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / _FILE
+        self._index_file = folder / _INDEX_FILE
         self._read = 0
         self._known: dict[str, ObjectRef] = {}
 
@@ -279,7 +289,7 @@ class Published:
 
     def _read_new_lines(self) -> None:
         try:
-            with self._file.open("rb") as file:
+            with self._index_file.open("rb") as file:
                 file.seek(self._read)
                 whole, end, _ = file.read().rpartition(b"\n")
         except OSError:

@@ -1,8 +1,8 @@
 """Convert arguments, results, functions and exceptions to bytes (`payload_layout`). Only libraries and the client
 unpickle these bytes.
 
-The pickle of a class by value includes the attributes of the class. With `keep_classes`, a class that the program
-already has ignores the attributes from the library. Threads share a new class, and set its attributes once.
+A class that is pickled by value includes its attributes. With `keep_classes`, these attributes do not overwrite those
+of a class that this process already has. If several threads unpickle a new class, one of them sets its attributes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from cloudpickle import cloudpickle as _inside
+from cloudpickle import cloudpickle as _cloudpickle
 
-from stoker.contexts.by_value import ByValuePickler, OpenHandle, class_by_name, is_plain
+from stoker.contexts.by_value import ByValuePickler, OpenHandleError, class_by_name, is_small_builtin
 from stoker.contexts.digest import digest_of_code
 from stoker.contexts.function_code import unwrap_partial
 from stoker.contexts.payload_layout import (
@@ -31,56 +31,58 @@ from stoker.contexts.payload_layout import (
     WITH_BUFFERS,
     WITH_MODULES,
     Buffer,
+    extract_module_table,
     join_parts,
-    module_table,
     split_payload,
 )
-from stoker.contexts.unpicklable import explain
+from stoker.contexts.unpicklable import explain_pickling_error
 from stoker.contexts.user_code import is_installed, qualified_class_name
 from stoker.contexts.user_modules import (
     NO_MODULES,
-    CarriedModules,
+    SentModules,
     Table,
     collect_user_modules,
-    linked_package_stamps,
+    get_linked_package_stamps,
     modules_imported_when_run,
 )
 from stoker.errors import RemoteCallError, SerializationError
 
-_NAMES_A_CLASS = re.compile(rb"class_(?:setstate|by_name)")
+_CLASS_BY_VALUE = re.compile(rb"class_(?:setstate|by_name)")
 _unfilled: weakref.WeakSet[type] = weakref.WeakSet()
-_filling = threading.RLock()
+_fill_lock = threading.RLock()
 """Lock for setting attributes of unpickled classes. A thread never holds it while unpickling other values."""
 
 
 class _ClassUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
-        instead = _INSTEAD.get((module.partition(".")[0], name))
+        instead = _REPLACEMENTS.get((module.partition(".")[0], name))
         return instead if instead is not None else super().find_class(module, name)
 
 
 def _find_or_create_class(make: Callable[..., Any], *parts: Any) -> Any:
     identity = parts[-2]
-    with _inside._DYNAMIC_CLASS_TRACKER_LOCK:
-        found = _inside._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
+    with _cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
+        found = _cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
     if found is not None:
         return found
     made = make(*parts[:-2], None, parts[-1])
     _unfilled.add(made)  # mark the class before other threads can find it
-    return _inside._lookup_class_or_track(identity, made)
+    return _cloudpickle._lookup_class_or_track(identity, made)
 
 
 def _set_attributes(kind: Any, state: Any) -> Any:
-    with _filling:
+    with _fill_lock:
         if kind in _unfilled:
-            _inside._class_setstate(kind, state)
+            _cloudpickle._class_setstate(kind, state)
             _unfilled.discard(kind)
     return kind
 
 
-_INSTEAD: dict[tuple[str, str], Callable[..., Any]] = {
-    ("cloudpickle", "_make_skeleton_class"): functools.partial(_find_or_create_class, _inside._make_skeleton_class),
-    ("cloudpickle", "_make_skeleton_enum"): functools.partial(_find_or_create_class, _inside._make_skeleton_enum),
+_REPLACEMENTS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("cloudpickle", "_make_skeleton_class"): functools.partial(
+        _find_or_create_class, _cloudpickle._make_skeleton_class
+    ),
+    ("cloudpickle", "_make_skeleton_enum"): functools.partial(_find_or_create_class, _cloudpickle._make_skeleton_enum),
     ("cloudpickle", "_class_setstate"): _set_attributes,
     ("stoker", "class_by_name"): lambda module, name, _attributes: class_by_name(module, name, {}),
 }
@@ -88,22 +90,22 @@ _INSTEAD: dict[tuple[str, str], Callable[..., Any]] = {
 
 BIG_BUFFER_BYTES = 16_384
 
-_DEPTH = 4
+_MAX_PLAIN_DEPTH = 4
 
 
-def pickle_if_plain(value: Any) -> bytes | None:
-    return pickle.dumps(value, 5) if is_plain(value, _DEPTH) else None
+def pickle_if_small_builtin(value: Any) -> bytes | None:
+    return pickle.dumps(value, 5) if is_small_builtin(value, _MAX_PLAIN_DEPTH) else None
 
 
 def dumps(value: Any, *, what: str = "argument") -> bytes:
     """Return the bytes of a value. SerializationError names `what` and the unpicklable part."""
-    if is_plain(value, _DEPTH):
+    if is_small_builtin(value, _MAX_PLAIN_DEPTH):
         return pickle.dumps(value, 5)
     return b"".join(dump_parts(value, what=what))
 
 
 def dump_parts(value: Any, *, what: str = "argument") -> list[Buffer]:
-    body, buffers = _pickle(value, what=what)
+    body, buffers = _pickle_value(value, what=what)
     return join_parts(WITH_BUFFERS, body, buffers) if buffers else [body]
 
 
@@ -114,7 +116,7 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
     unpickling.
     """
     body, *buffers = [data] if data[:1] == PLAIN else split_payload(data)
-    if keep_classes and _NAMES_A_CLASS.search(body) is not None:
+    if keep_classes and _CLASS_BY_VALUE.search(body) is not None:
         return _ClassUnpickler(io.BytesIO(body), buffers=buffers).load()
     return pickle.loads(body, buffers=buffers)
 
@@ -130,7 +132,7 @@ def is_interrupt(error: BaseException) -> bool:
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def _pickle(
+def _pickle_value(
     value: Any, *, what: str, modules: set[str] | None = None, by_name: frozenset[str] = frozenset()
 ) -> tuple[bytes, list[memoryview]]:
     """Return the pickle of a value, and its buffers.
@@ -139,7 +141,7 @@ def _pickle(
     """
     buffers: list[memoryview] = []
 
-    def keep_inside(buffer: pickle.PickleBuffer) -> bool:
+    def is_kept_in_pickle(buffer: pickle.PickleBuffer) -> bool:
         try:
             raw = buffer.raw()
         except BufferError:  # the buffer is not contiguous
@@ -148,30 +150,30 @@ def _pickle(
             buffers.append(raw)
         return raw.nbytes < BIG_BUFFER_BYTES
 
-    def pickled(joined: list[ModuleType], **options: Any) -> tuple[list[ModuleType], bytes]:
+    def pickle_with_options(joined: list[ModuleType], **options: Any) -> tuple[list[ModuleType], bytes]:
         buffers.clear()
         with io.BytesIO() as file:
-            pickler = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, **options)
+            pickler = ByValuePickler(file, protocol=5, buffer_callback=is_kept_in_pickle, **options)
             pickler.share_module_globals(joined)
             pickler.dump(value)
             if modules is not None:
-                modules.update(modules_imported_when_run(pickler.functions) | pickler.named)
+                modules.update(modules_imported_when_run(pickler.functions) | pickler.modules_by_name)
             return pickler.modules, file.getvalue()
 
     try:
         try:
-            joined, body = pickled([], by_name=by_name)
-            return pickled(joined, by_name=by_name)[1] if joined else body, buffers
-        except OpenHandle:  # by name, a library would import the module, which opens the file and could truncate it
+            joined, body = pickle_with_options([], by_name=by_name)
+            return pickle_with_options(joined, by_name=by_name)[1] if joined else body, buffers
+        except OpenHandleError:  # do not retry by name: a library would import the module, which may truncate the file
             raise
         except Exception:
             # A function pickled by value includes its module's globals, for example an unpicklable lock. Pickling by
             # name may still work, if the module is sent or can be imported on the pilot.
             if not _has_user_code(value):
                 raise
-        return pickled([], prefers_names=True)[1], buffers
+        return pickle_with_options([], prefers_names=True)[1], buffers
     except Exception as error:
-        raise SerializationError(explain(value, error, what=what), what=what) from error
+        raise SerializationError(explain_pickling_error(value, error, what=what), what=what) from error
 
 
 def _has_user_code(value: Any) -> bool:
@@ -202,7 +204,7 @@ def dump_exception(error: BaseException) -> bytes:
         text = "".join(traceback.format_exception(error))
     except Exception as worse:
         text = f"{kind.__qualname__}: {message}\n(its traceback could not be made: {worse!r})\n"
-    return pickle.dumps((qualified_class_name(kind), message, text, _exception_body(error)), 5)
+    return pickle.dumps((qualified_class_name(kind), message, text, _pickle_exception(error)), 5)
 
 
 def load_exception(data: Buffer) -> BaseException:
@@ -228,7 +230,7 @@ def load_exception(data: Buffer) -> BaseException:
 
 
 def _restore_exception_message(message: str, error: Any) -> Any:
-    """Create the exception again if this restores its message, which tblib may lose because it skips `__init__`."""
+    """Call the exception's class again if this restores the message, which unpickling without `__init__` may lose."""
     try:
         if str(error) == message:
             return error
@@ -239,11 +241,10 @@ def _restore_exception_message(message: str, error: Any) -> Any:
     return again if str(again) == message else error
 
 
-def _exception_body(error: BaseException) -> bytes:
+def _pickle_exception(error: BaseException) -> bytes:
     with suppress(Exception):
         whole = dumps((error, type(error), (), {}), what="exception")
-        # Unpickle as a test: if `__init__` requires other arguments than `args`, the receiver cannot rebuild the
-        # exception.
+        # Unpickle as a test, which fails if `__init__` requires other arguments than `args`.
         loads(whole, keep_classes=True)
         return whole
     kept, lost = {}, []
@@ -285,14 +286,14 @@ def dumps_code(
 ) -> bytes:
     """Return the bytes of a value, and of the modules that its functions import or `also` names.
 
-    Classes of these modules and of `by_name` are pickled by name. SerializationError names `what`.
+    Classes of these modules and of `by_name` are pickle_with_options by name. SerializationError names `what`.
     """
     names = set[str]()
-    body, buffers = _pickle(value, what=what, modules=names, by_name=by_name)
+    body, buffers = _pickle_value(value, what=what, modules=names, by_name=by_name)
     names |= also
-    table, stamps = collect_user_modules(names, digest_of_code), linked_package_stamps(names)
+    table, stamps = collect_user_modules(names, digest_of_code), get_linked_package_stamps(names)
     if table:
-        body, buffers = _pickle(value, what=what, by_name=by_name.union(table))
+        body, buffers = _pickle_value(value, what=what, by_name=by_name.union(table))
     return _join_with_modules(body, buffers, table, stamps)
 
 
@@ -301,14 +302,14 @@ def dumps_arguments(value: Any, *, by_name: frozenset[str] = frozenset(), brough
 
     Adds the names of included modules to `brought`. Raises SerializationError.
     """
-    if (plain := pickle_if_plain(value)) is not None:
+    if (plain := pickle_if_small_builtin(value)) is not None:
         return plain
     names = set[str]()
-    body, buffers = _pickle(value, what="argument", modules=names, by_name=by_name)
+    body, buffers = _pickle_value(value, what="argument", modules=names, by_name=by_name)
     names -= by_name
     table = collect_user_modules(names, digest_of_code) if names else {}
     if table:
-        body, buffers = _pickle(value, what="argument", by_name=by_name.union(table))
+        body, buffers = _pickle_value(value, what="argument", by_name=by_name.union(table))
         if brought is not None:
             brought.update(table)
     return _join_with_modules(body, buffers, table, {})
@@ -320,42 +321,42 @@ def _join_with_modules(body: bytes, buffers: list[memoryview], table: Table, sta
     return b"".join(join_parts(WITH_BUFFERS, body, buffers)) if buffers else body
 
 
-def carried_module_names(data: bytes) -> frozenset[str]:
+def names_of_sent_modules(data: bytes) -> frozenset[str]:
     """Return the names of the modules in the bytes of `dumps_code`."""
-    return _carried_module_names(data) if data[:1] == WITH_MODULES else frozenset()
+    return _names_of_sent_modules(data) if data[:1] == WITH_MODULES else frozenset()
 
 
 @functools.lru_cache(maxsize=64)
-def _carried_module_names(data: bytes) -> frozenset[str]:
-    return frozenset(carried_module_versions(data))
+def _names_of_sent_modules(data: bytes) -> frozenset[str]:
+    return frozenset(versions_of_sent_modules(data))
 
 
-def carried_module_versions(data: Buffer | str) -> Mapping[str, str]:
-    """Return module versions by name, from bytes or a file; empty for damaged bytes."""
+def versions_of_sent_modules(data: Buffer | str) -> Mapping[str, str]:
+    """Return the versions of sent modules by name, from bytes or a file; empty for damaged bytes."""
     try:
         if isinstance(data, str):
             with open(data, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-                packed = module_table(view)
+                packed = extract_module_table(view)
         else:
-            packed = module_table(data)
+            packed = extract_module_table(data)
         table: Table = pickle.loads(packed)[0] if packed else {}
         return {str(name): str(version) for name, (_, _, version, _) in table.items()}
     except BaseException:  # damaged bytes may unpickle to anything, for example SystemExit
         return {}
 
 
-def loads_code(data: Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any, CarriedModules]:
-    """Return the value that `dumps_code` received, and its modules combined with `under`. Import statements then find
-    these modules.
+def loads_code(data: Buffer, *, under: SentModules = NO_MODULES) -> tuple[Any, SentModules]:
+    """Return the value that `dumps_code` received, and its modules combined with the modules `under`, which import
+    statements now find.
 
     Raises SerializationError, and exceptions of unpickling.
     """
     if data[:1] != WITH_MODULES:
-        under.enter()
+        under.activate()
         return loads(data), under
     packed, body, *buffers = split_payload(data)
-    modules = CarriedModules(*pickle.loads(packed))
+    modules = SentModules(*pickle.loads(packed))
     if under is not NO_MODULES:
-        modules = modules.over(under)
-    modules.enter()
+        modules = modules.combined_with(under)
+    modules.activate()
     return pickle.loads(body, buffers=buffers), modules

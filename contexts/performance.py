@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stoker.contexts.speeds import relative_speeds
+from stoker.contexts.speeds import compute_relative_speeds
 from stoker.contexts.step_times import MOST_SAMPLES, StepCell, StepError, StepTimes, rounded_log2
 
 log = logging.getLogger(__name__)
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Measurements:
-    """An SQLite file for several processes and threads. Disk errors are only logged.
+class MeasurementFile:
+    """An SQLite file that several processes and threads use. Disk errors are logged and not raised.
 
-    `shape`: a query that fails if the columns differ.
+    `shape`: a query that fails if the file's tables have other columns.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, schema: str, shape: str) -> None:
@@ -44,23 +44,23 @@ class Measurements:
         return self._db is not None
 
     def write(self, *changes: tuple[str, Iterable[Sequence[Any]]]) -> int | None:
-        def run(db: sqlite3.Connection) -> int:
+        def execute_changes(db: sqlite3.Connection) -> int:
             with db:
                 return sum(db.executemany(statement, rows).rowcount for statement, rows in changes)
 
-        return self._use(run)
+        return self._run_or_log(execute_changes)
 
     def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return self._use(lambda db: db.execute(query, values).fetchall()) or []
+        return self._run_or_log(lambda db: db.execute(query, values).fetchall()) or []
 
-    def _use(self, run: Callable[[sqlite3.Connection], T]) -> T | None:
+    def _run_or_log(self, run: Callable[[sqlite3.Connection], T]) -> T | None:
         with self._lock:
             if self._db is None:
                 return None
             try:
                 return run(self._db)
             except sqlite3.Error as error:
-                self._trouble(error)
+                self._handle_error(error)
                 return None
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Measurements:
                 self._rename_damaged_database(error)
         return None
 
-    def _trouble(self, error: sqlite3.Error) -> None:
+    def _handle_error(self, error: sqlite3.Error) -> None:
         if self._db is not None and _is_database_damage(error):
             with closing(self._db):
                 self._db = None
@@ -99,14 +99,19 @@ class Measurements:
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 self.path.with_name(self.path.name + suffix).replace(aside.with_name(aside.name + suffix))
-        log.warning("%s was damaged (%s) and is renamed to %s; measuring starts again", self.path, error, aside.name)
+        log.warning(
+            "%s was damaged (%s) and is renamed to %s; new measurements go into a new file",
+            self.path,
+            error,
+            aside.name,
+        )
 
 
 def _is_database_damage(error: Exception) -> bool:
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
 
 
-_MOST_ROWS = {"waits": 2_000, "stays": 5_000, "counts": 20_000}
+_MAX_ROWS = {"waits": 2_000, "stays": 5_000, "counts": 20_000}
 """Maximum rows of each table for one source of blocks."""
 _TRIM_EVERY = 100
 
@@ -129,7 +134,7 @@ _HISTORY_SHAPE = """
 SELECT wait_s, boot_s, kind, devices, memory_bytes, waits.at, stay_s, ended, stays.at, session, pilots, counts.at
 FROM waits, stays, counts LIMIT 1
 """
-_TRIM = """
+_TRIM_QUERY = """
 DELETE FROM {table} WHERE source = ? AND id <= (
     SELECT id FROM {table} WHERE source = ? ORDER BY id DESC LIMIT 1 OFFSET {rows}
 )
@@ -144,8 +149,8 @@ class DeviceSet(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
-class Wait(msgspec.Struct, frozen=True):
-    """Seconds that a block waited in the queue, and seconds from its start to its first pilot."""
+class BlockWait(msgspec.Struct, frozen=True):
+    """`wait_s`: seconds that a block waited in the queue. `boot_s`: seconds from its start to its first pilot."""
 
     wait_s: float
     boot_s: float
@@ -153,7 +158,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class PilotLifetime(msgspec.Struct, frozen=True):
-    """Lifetime of a pilot in seconds, its `PilotEnd` and its `LossReason`."""
+    """How long a pilot ran, how it ended (a value of `PilotEnd`), and why it was lost (a value of `LossReason`)."""
 
     stay_s: float
     ended: str
@@ -170,19 +175,19 @@ class Availability(msgspec.Struct, frozen=True):
     """The records of one source of blocks, oldest first."""
 
     source: str
-    waits: tuple[Wait, ...] = ()
+    waits: tuple[BlockWait, ...] = ()
     stays: tuple[PilotLifetime, ...] = ()
     counts: tuple[PilotCount, ...] = ()
 
     @property
-    def most(self) -> int:
+    def max_pilots(self) -> int:
         return max((each.pilots for each in self.counts), default=0)
 
 
 class AvailabilityStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = Measurements(path, schema=_HISTORY_SCHEMA, shape=_HISTORY_SHAPE)
-        self._written = dict.fromkeys(_MOST_ROWS, 0)
+        self._file = MeasurementFile(path, schema=_HISTORY_SCHEMA, shape=_HISTORY_SHAPE)
+        self._written = dict.fromkeys(_MAX_ROWS, 0)
 
     def record_pilot_wait(self, source: str, *, wait_s: float, boot_s: float, devices: DeviceSet) -> None:
         self._add("waits", source, max(0.0, wait_s), max(0.0, boot_s), *msgspec.structs.astuple(devices))
@@ -193,19 +198,20 @@ class AvailabilityStore:
     def record_session_pilot_count(self, source: str, *, session: str, pilots: int) -> None:
         self._add("counts", source, session, pilots)
 
-    def of(self, source: str) -> Availability:
-        def rows(table: str, columns: str) -> list[tuple[Any, ...]]:
+    def availability_of_source(self, source: str) -> Availability:
+        def read_rows(table: str, columns: str) -> list[tuple[Any, ...]]:
             return self._file.read(f"SELECT {columns} FROM {table} WHERE source = ? ORDER BY id", (source,))
 
-        waits = rows("waits", "wait_s, boot_s, kind, devices, memory_bytes")
+        waits = read_rows("waits", "wait_s, boot_s, kind, devices, memory_bytes")
         return Availability(
             source,
-            tuple(Wait(wait_s, boot_s, DeviceSet(*of)) for wait_s, boot_s, *of in waits),
-            # `record_pilot_stay` stores end and reason as one text, for example `lost: preempted`.
+            tuple(BlockWait(wait_s, boot_s, DeviceSet(*of)) for wait_s, boot_s, *of in waits),
+            # `record_pilot_stay` stores how and why a pilot ended as one text, for example `lost: preempted`.
             tuple(
-                PilotLifetime(stay_s, *ended.partition(": ")[::2]) for stay_s, ended in rows("stays", "stay_s, ended")
+                PilotLifetime(stay_s, *ended.partition(": ")[::2])
+                for stay_s, ended in read_rows("stays", "stay_s, ended")
             ),
-            tuple(PilotCount(*row) for row in rows("counts", "at, session, pilots")),
+            tuple(PilotCount(*row) for row in read_rows("counts", "at, session, pilots")),
         )
 
     def close(self) -> None:
@@ -216,11 +222,11 @@ class AvailabilityStore:
         changes = [(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", [row])]
         self._written[table] += 1
         if self._written[table] % _TRIM_EVERY == 1:
-            changes.append((_TRIM.format(table=table, rows=_MOST_ROWS[table]), [(source, source)]))
+            changes.append((_TRIM_QUERY.format(table=table, rows=_MAX_ROWS[table]), [(source, source)]))
         self._file.write(*changes)
 
 
-SCHEMA = """
+_STEPS_SCHEMA = """
 CREATE TABLE IF NOT EXISTS steps (
     recipe TEXT NOT NULL, kind TEXT NOT NULL, stage TEXT NOT NULL, tokens_power INTEGER NOT NULL,
     length_power INTEGER NOT NULL, tokens REAL NOT NULL, length REAL NOT NULL, value REAL NOT NULL,
@@ -228,7 +234,7 @@ CREATE TABLE IF NOT EXISTS steps (
     PRIMARY KEY (recipe, kind, stage, tokens_power, length_power)
 ) WITHOUT ROWID;
 """
-ADD = f"""
+_ADD_STEPS = f"""
 INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (recipe, kind, stage, tokens_power, length_power) DO UPDATE SET
     tokens = tokens + (excluded.tokens - tokens) * excluded.count / (count + excluded.count),
@@ -236,27 +242,29 @@ ON CONFLICT (recipe, kind, stage, tokens_power, length_power) DO UPDATE SET
     value = value + (excluded.value - value) * excluded.count / (count + excluded.count),
     count = min({MOST_SAMPLES}, count + excluded.count), at = excluded.at
 """
-READ = "SELECT kind, stage, tokens, length, value, count FROM steps WHERE recipe = ? ORDER BY kind, tokens, length"
-_ERROR = " error"
+READ_STEPS_QUERY = (
+    "SELECT kind, stage, tokens, length, value, count FROM steps WHERE recipe = ? ORDER BY kind, tokens, length"
+)
+_ERROR_SUFFIX = " error"
 
 
-def rows_of(times: StepTimes, recipe: str, kind: str, *, at: float) -> Iterator[tuple[Any, ...]]:
+def rows_from_step_times(times: StepTimes, recipe: str, kind: str, *, at: float) -> Iterator[tuple[Any, ...]]:
     for stage, cells in (("prefill", times.prefill), ("decode", times.decode)):
         for cell in cells:
             place = rounded_log2(cell.tokens), rounded_log2(cell.length)
             yield recipe, kind, stage, *place, cell.tokens, cell.length, cell.seconds, cell.count, at
     for stage, error in (("prefill", times.prefill_error), ("decode", times.decode_error)):
         if error.count:
-            yield recipe, kind, stage + _ERROR, 0, 0, 0.0, 0.0, error.mean, error.count, at
+            yield recipe, kind, stage + _ERROR_SUFFIX, 0, 0, 0.0, 0.0, error.mean, error.count, at
 
 
-def times_of(rows: Iterable[tuple[Any, ...]]) -> dict[str, StepTimes]:
+def step_times_from_rows(rows: Iterable[tuple[Any, ...]]) -> dict[str, StepTimes]:
     cells: dict[str, dict[str, list[StepCell]]] = {}
     errors: dict[tuple[str, str], StepError] = {}
     for kind, stage, tokens, length, value, count in rows:
         of_kind = cells.setdefault(kind, {})
-        if stage.endswith(_ERROR):
-            errors[kind, stage.removesuffix(_ERROR)] = StepError(value, count)
+        if stage.endswith(_ERROR_SUFFIX):
+            errors[kind, stage.removesuffix(_ERROR_SUFFIX)] = StepError(value, count)
         else:
             of_kind.setdefault(stage, []).append(StepCell(tokens, length, value, count))
     return {
@@ -276,7 +284,7 @@ CREATE TABLE IF NOT EXISTS measured (
 ) WITHOUT ROWID;
 """
 _MEASURED_SHAPE = "SELECT recipe, kind, what, function, count, mean, spread, most, at FROM measured LIMIT 1"
-_ADD = """
+_ADD_MEASUREMENT = """
 INSERT INTO measured VALUES (?, ?, ?, ?, 1, ?, 0, ?, ?)
 ON CONFLICT (recipe, kind, what, function) DO UPDATE SET
     spread = spread + (excluded.mean - mean) * (excluded.mean - mean) * count / (count + 1),
@@ -323,7 +331,7 @@ class RecipeRecord(msgspec.Struct, frozen=True):
 
 class PerformanceStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = Measurements(path, schema=_MEASURED_SCHEMA + SCHEMA, shape=_MEASURED_SHAPE)
+        self._file = MeasurementFile(path, schema=_MEASURED_SCHEMA + _STEPS_SCHEMA, shape=_MEASURED_SHAPE)
 
     def record_load(self, recipe_key: str, *, kind: str, load_s: float, **facts: float) -> None:
         """Record a load. `facts`: start_s, resident_bytes, peak_bytes, device_bytes, slots; 0 = unknown."""
@@ -348,10 +356,10 @@ class PerformanceStore:
         self._add([(recipe_key, kind, "time_ratio", other, ratio)])
 
     def record_step_times(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:
-        self._file.write((ADD, rows_of(times, recipe_key, kind, at=time.time())))
+        self._file.write((_ADD_STEPS, rows_from_step_times(times, recipe_key, kind, at=time.time())))
 
     def step_times(self, recipe_key: str) -> dict[str, StepTimes]:
-        return times_of(self._file.read(READ, (recipe_key,)))
+        return step_times_from_rows(self._file.read(READ_STEPS_QUERY, (recipe_key,)))
 
     def estimates(self, recipe_key: str) -> dict[str, Estimate]:
         rows = self._file.read(
@@ -359,15 +367,15 @@ class PerformanceStore:
         )
         found: dict[str, dict[tuple[str, str], Measured]] = {}
         for kind, what, function, *sums in rows:
-            found.setdefault(kind, {})[what, function] = _measured(*sums)
+            found.setdefault(kind, {})[what, function] = _measured_from_sums(*sums)
         ratios = {
             (kind, other): (ratio.mean, float(ratio.count))
             for kind, facts in found.items()
             for (what, other), ratio in facts.items()
             if what == "time_ratio" and ratio.mean > 0
         }
-        speeds = relative_speeds(ratios)
-        return {kind: _estimate(found.get(kind, {}), speed=speeds.get(kind, 0.0)) for kind in {**found, **speeds}}
+        speeds = compute_relative_speeds(ratios)
+        return {kind: _build_estimate(found.get(kind, {}), speed=speeds.get(kind, 0.0)) for kind in {**found, **speeds}}
 
     def recipes_of(self, function: str) -> list[RecipeRecord]:
         rows = self._file.read(
@@ -377,13 +385,13 @@ class PerformanceStore:
         )
         return [RecipeRecord(recipe, tuple(sorted(kinds.split("\n"))), at) for recipe, kinds, at in rows]
 
-    def functions(self) -> list[str]:
+    def list_functions(self) -> list[str]:
         rows = self._file.read(
             "SELECT function FROM measured WHERE what = 'run_s' GROUP BY function ORDER BY max(at) DESC"
         )
         return [function for (function,) in rows]
 
-    def kinds(self) -> list[str]:
+    def list_device_kinds(self) -> list[str]:
         return [kind for (kind,) in self._file.read("SELECT DISTINCT kind FROM measured ORDER BY kind")]
 
     def items_per_call(self, function: str) -> int:
@@ -407,31 +415,32 @@ class PerformanceStore:
             if math.isfinite(value) and value >= 0
         ]
         if rows:
-            self._file.write((_ADD, rows))
+            self._file.write((_ADD_MEASUREMENT, rows))
 
 
-def _measured(count: int, mean: float, spread: float, most: float) -> Measured:
+def _measured_from_sums(count: int, mean: float, spread: float, most: float) -> Measured:
     """`spread`: sum of squared deviations from the mean."""
     sd = math.sqrt(max(0.0, spread) / (count - 1)) if count > 1 else 0.0
     return Measured(mean=mean, sd=sd, most=most, count=count)
 
 
-def _estimate(facts: dict[tuple[str, str], Measured], *, speed: float) -> Estimate:
-    def of(what: str) -> dict[str, Measured]:
+def _build_estimate(facts: dict[tuple[str, str], Measured], *, speed: float) -> Estimate:
+    def measured_by_function(what: str) -> dict[str, Measured]:
         return {name: found for (each, name), found in facts.items() if each == what}
 
-    def one(what: str) -> Measured:
+    def measured_overall(what: str) -> Measured:
         return facts.get((what, ""), Measured())
 
-    load, functions = one("load_s"), of("run_s")
+    load, functions = measured_overall("load_s"), measured_by_function("run_s")
     runs = sum(each.count for each in functions.values())
     run_s = sum(each.mean * each.count for each in functions.values()) / runs if runs else 0.0
-    more = {name: round(each.count * (each.mean - 1.0)) for name, each in of("calls").items()}
+    more = {name: round(each.count * (each.mean - 1.0)) for name, each in measured_by_function("calls").items()}
     return Estimate(
-        load_s=load.mean, load_sd=load.sd, loads=load.count, start_s=one("start_s").mean,
-        resident_bytes=int(one("resident_bytes").most), peak_bytes=int(one("peak_bytes").most),
-        device_bytes=int(one("device_bytes").most), slots=round(one("slots").mean),
+        load_s=load.mean, load_sd=load.sd, loads=load.count, start_s=measured_overall("start_s").mean,
+        resident_bytes=int(measured_overall("resident_bytes").most),
+        peak_bytes=int(measured_overall("peak_bytes").most),
+        device_bytes=int(measured_overall("device_bytes").most), slots=round(measured_overall("slots").mean),
         run_s=run_s, runs=runs, functions=functions,
         calls={name: each.count + more.get(name, 0) for name, each in functions.items()},
-        paces={int(size): pace for size, pace in of("pace_s").items()}, speed=speed,
+        paces={int(size): pace for size, pace in measured_by_function("pace_s").items()}, speed=speed,
     )  # fmt: skip

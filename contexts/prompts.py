@@ -9,18 +9,20 @@ from typing import Any
 from stoker.contexts import ambient
 from stoker.contexts.inference.adapter import ModelTexts
 
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""Name of a one-byte token in vocabularies with byte fallback."""
-_PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = [byte for byte in range(0x100) if byte not in _PRINTED]
-_BYTE_LEVEL = {chr(byte): byte for byte in _PRINTED} | {chr(0x100 + at): byte for at, byte in enumerate(_OTHERS)}
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""Names of one-byte tokens in vocabularies that split unknown characters into bytes."""
+_PRINTED_BYTES = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHER_BYTES = [byte for byte in range(0x100) if byte not in _PRINTED_BYTES]
+_BYTE_BY_CHARACTER = {chr(byte): byte for byte in _PRINTED_BYTES} | {
+    chr(0x100 + at): byte for at, byte in enumerate(_OTHER_BYTES)
+}
 """Characters that represent bytes in byte-level vocabularies."""
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+_SPACE_CHARACTER = "\N{LOWER ONE EIGHTH BLOCK}"
 """Character that represents a space in SentencePiece vocabularies."""
 
 
 class TokenText(str):
-    """Text of a token whose bytes (`raw`) are only a part of a character."""
+    """Text of a token that is only a part of a character. `raw`: bytes of the token."""
 
     __slots__ = ("raw",)
     raw: bytes
@@ -36,26 +38,26 @@ class TokenText(str):
 
 def token_text(text: str, piece: str) -> str:
     """Return the text of a token: a TokenText for a part of a character. `piece`: the token's name."""
-    if piece.startswith(_SPACE) and _SPACE not in text:  # decoders drop a leading space
-        return piece.replace(_SPACE, " ")
+    if piece.startswith(_SPACE_CHARACTER) and _SPACE_CHARACTER not in text:  # the tokenizer's decoder dropped the space
+        return piece.replace(_SPACE_CHARACTER, " ")
     if "\N{REPLACEMENT CHARACTER}" not in text:
         return text
-    raw = _bytes_of(piece)
+    raw = _bytes_of_token(piece)
     return text if raw is None or raw == text.encode() else TokenText(text, raw)
 
 
-def _bytes_of(piece: str) -> bytes | None:
-    if found := _BYTE.fullmatch(piece):
+def _bytes_of_token(piece: str) -> bytes | None:
+    if found := _BYTE_TOKEN.fullmatch(piece):
         return bytes([int(found[1], 16)])
     try:
-        return bytes(_BYTE_LEVEL[character] for character in piece)
+        return bytes(_BYTE_BY_CHARACTER[character] for character in piece)
     except KeyError:
         return None
 
 
 Ids = tuple[int, ...]
 
-AT_ONCE = 256
+TEXTS_PER_TOKENIZER_CALL = 256
 """Number of texts per tokenizer call. Stop requests are checked between two calls."""
 
 
@@ -71,16 +73,16 @@ class PromptReader:
             decode=self.decode, ends=ends, longest=longest, vocabulary=vocabulary, grammars=grammars
         )
 
-    def row(self, prompt: str | Sequence[int]) -> Ids:
+    def encode_prompt(self, prompt: str | Sequence[int]) -> Ids:
         if isinstance(prompt, str):
-            return self.rows([prompt])[0]
+            return self.encode_prompts([prompt])[0]
         if not isinstance(prompt, list | tuple) or not all(type(token) is int for token in prompt):
             raise ValueError(f"the prompt must be one text, or its token ids, not a {type(prompt).__name__}")
         if not prompt:
             raise ValueError("the prompt is empty; a model needs at least one token")
         return tuple(prompt)
 
-    def rows(self, prompts: Sequence[str], *, prefix: str = "", batch_size: int = 0) -> list[Ids]:
+    def encode_prompts(self, prompts: Sequence[str], *, prefix: str = "", batch_size: int = 0) -> list[Ids]:
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list of texts, not one text; write [prompt]")
         if batch_size < 0:
@@ -91,15 +93,17 @@ class PromptReader:
         return rows
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Ids]:
-        """Return the token ids of each text. Special tokens are added unless all texts begin with BOS."""
+        """Return the token ids of each text. Add special tokens, unless all texts begin with the start token (BOS)."""
         if not texts:
             return []
         first = self.tokenizer.bos_token
         adds = special and not (first and all(text.startswith(first) for text in texts))
-        stop, found = ambient.current_call_stop(), list[Ids]()
-        for start in range(0, len(texts), AT_ONCE):
-            stop.check()
-            some = self.tokenizer(list(texts[start : start + AT_ONCE]), add_special_tokens=adds)["input_ids"]
+        stop, found = ambient.current_stop_request(), list[Ids]()
+        for start in range(0, len(texts), TEXTS_PER_TOKENIZER_CALL):
+            stop.raise_if_requested()
+            some = self.tokenizer(list(texts[start : start + TEXTS_PER_TOKENIZER_CALL]), add_special_tokens=adds)[
+                "input_ids"
+            ]
             found += [tuple(ids) for ids in some]
         return found
 
@@ -126,7 +130,7 @@ class PromptReader:
         return found
 
 
-_MARKS = frozenset(
+_KEPT_SPECIAL_TOKENS = frozenset(
     {
         "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<think>", "</think>",
         "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>",
@@ -139,11 +143,11 @@ def _special_tokens_to_drop(tokenizer: Any) -> frozenset[int] | None:
     """Return the special tokens to drop from a text; None to drop all special tokens."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special = {id: str(token) for id, token in added.items() if token.special}
-    dropped = frozenset(id for id, text in special.items() if text not in _MARKS)
+    dropped = frozenset(id for id, text in special.items() if text not in _KEPT_SPECIAL_TOKENS)
     return dropped if len(dropped) < len(special) else None
 
 
-def end_tokens(configured: int | Sequence[int] | None, tokenizer: Any) -> frozenset[int]:
+def find_end_tokens(configured: int | Sequence[int] | None, tokenizer: Any) -> frozenset[int]:
     if configured is None:
         configured = tokenizer.eos_token_id
     return frozenset([configured] if isinstance(configured, int) else configured or ())

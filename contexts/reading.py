@@ -15,18 +15,18 @@ from stoker.contexts.language_model import CausalLM
 BATCH_TOKENS = 2048
 
 
-def mean_hidden_states(model: CausalLM, texts: Sequence[str], *, most_tokens: int) -> npt.NDArray[np.float32]:
-    """Return the mean of each text's last hidden states, `[texts, width]`, over its first `most_tokens` tokens.
+def compute_mean_hidden_states(model: CausalLM, texts: Sequence[str], *, most_tokens: int) -> npt.NDArray[np.float32]:
+    """Return an embedding of each text, `[texts, width]`: the mean last hidden state of its first `most_tokens` tokens.
 
     Raises ValueError for an empty text.
     """
-    rows = _tokens(model, texts, most=most_tokens)
+    rows = _tokenize(model, texts, most=most_tokens)
     if () in rows:
         raise ValueError(f"text {rows.index(())} is empty; a model needs at least one token")
     found: list[Any] = [None] * len(rows)
     with model.alone() as runner:
         for group in _group_rows_by_length(rows):
-            ids, width = runner.padded([rows[index] for index in group])
+            ids, width = runner.pad_rows([rows[index] for index in group])
             lengths = torch.tensor([len(rows[index]) for index in group], device=runner.device)[:, None]
             mask = (torch.arange(width, device=runner.device) < lengths).long()
             states = runner.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
@@ -36,7 +36,7 @@ def mean_hidden_states(model: CausalLM, texts: Sequence[str], *, most_tokens: in
     return np.stack(found) if found else np.zeros((0, 0), dtype=np.float32)
 
 
-def mean_losses(
+def compute_mean_losses(
     model: CausalLM, prompts: Sequence[Ids], samples: Sequence[tuple[Ids, Ids]], *, batch_size: int = 1
 ) -> list[float]:
     """Return the mean loss of each prompt (token ids) over samples, in nats per target token.
@@ -49,38 +49,40 @@ def mean_losses(
     if () in rows:
         raise ValueError(f"prompt {rows.index(())} is empty; a model needs at least one token")
     inputs, targets = [one for one, _ in samples], [target for _, target in samples]
-    _check(model, rows, inputs, targets)
+    _check_lengths(model, rows, inputs, targets)
     losses = [0.0] * len(rows)
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     with model.alone() as runner:
         for start in range(0, len(order), batch_size):
             group = order[start : start + batch_size]
-            for index, loss in zip(group, _losses(runner, [rows[i] for i in group], inputs, targets), strict=True):
+            for index, loss in zip(
+                group, _mean_losses_of_rows(runner, [rows[i] for i in group], inputs, targets), strict=True
+            ):
                 losses[index] = loss
     return losses
 
 
-def _losses(runner: ModelRunner, rows: list[Ids], inputs: list[Ids], targets: list[Ids]) -> list[float]:
+def _mean_losses_of_rows(runner: ModelRunner, rows: list[Ids], inputs: list[Ids], targets: list[Ids]) -> list[float]:
     tails = [one + target[:-1] for one, target in zip(inputs, targets, strict=True)]
-    if runner.shares:
+    if runner.can_share_prefixes:
         first, after = runner.prefill_with_tails(rows, [tails] * len(rows))
     means = []
     for number, row in enumerate(rows):
         total = 0.0
         for sample, target in enumerate(targets):
-            if runner.shares:
+            if runner.can_share_prefixes:
                 told = after[number][sample][-len(target) :]
                 if len(told) < len(target):  # the input is empty: the prompt's logits predict the first token
                     told = torch.cat([first[number][None], told.reshape(-1, first.shape[1])])
             else:
-                told = runner.whole([row + tails[sample]])[0, -len(target) :]
+                told = runner.compute_all_logits([row + tails[sample]])[0, -len(target) :]
             wanted = torch.tensor(target, device=told.device)
             total += float(torch.nn.functional.cross_entropy(told.float(), wanted))
         means.append(total / len(targets))
     return means
 
 
-def _check(model: CausalLM, rows: list[Ids], inputs: list[Ids], targets: list[Ids]) -> None:
+def _check_lengths(model: CausalLM, rows: list[Ids], inputs: list[Ids], targets: list[Ids]) -> None:
     longest = max(map(len, rows), default=0)
     reads = int(getattr(model.model.config, "max_position_embeddings", 0) or 0)
     for number, (one, target) in enumerate(zip(inputs, targets, strict=True)):
@@ -92,12 +94,12 @@ def _check(model: CausalLM, rows: list[Ids], inputs: list[Ids], targets: list[Id
             raise ValueError(f"{told}; the model accepts at most {reads}. Shorten the sample or the prompts")
 
 
-def _tokens(model: CausalLM, texts: Sequence[str], *, most: int) -> list[Ids]:
+def _tokenize(model: CausalLM, texts: Sequence[str], *, most: int) -> list[Ids]:
     if isinstance(texts, str):
         raise ValueError("texts must be a list of texts, not one text; write [text]")
     if not texts:
         return []
-    # A tokenizer reads a whole text before it cuts the text. Therefore pass only the beginning of a long text.
+    # Pass only the beginning of a long text, because the tokenizer would read all of it before it cuts it.
     given = [text[: 64 * most] for text in texts]
     return [tuple(ids[:most]) for ids in model.tokenizer(given, add_special_tokens=False)["input_ids"]]
 

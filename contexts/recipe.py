@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from stoker.config_errors import did_you_mean
+from stoker.config_errors import suggest_similar_name
 from stoker.contexts.folders import ProgramFolder
 from stoker.errors import RecipeError
 from stoker.units import (
@@ -86,7 +86,7 @@ class Recipe(msgspec.Struct, frozen=True):
     """A context recipe.
 
     `key` identifies the content; `name` is for users (`llm-7f3a`). `loader`: cloudpickle of `(function, args, kwargs)`.
-    `preload`: modules that the zygote imports. `slots`: concurrent calls of a library (0: see `slots_of`).
+    `preload`: modules that the zygote imports. `slots`: concurrent calls of a library (0: see `count_slots`).
     `calls_per_library`: 0 = unlimited. `arguments`: loader arguments as short text. `longest_input`: maximum tokens (0
     = any). `home`: the program's folder. `named`: cache names of relative paths in `files`.
     """
@@ -167,85 +167,85 @@ class ContextOptions:
         keep_alive: str | float | None = None,
     ) -> None:
         self.needs = Needs(
-            devices=_count("devices", devices, least=1),
-            device_memory_bytes=_size("device_memory", device_memory),
-            memory_bytes=_size("memory", memory),
-            disk_bytes=_size("disk", disk),
-            kinds=_names("kinds", kinds),
-            load_limit_s=_seconds("load_limit", load_limit),
+            devices=_check_count("devices", devices, least=1),
+            device_memory_bytes=_parse_size("device_memory", device_memory),
+            memory_bytes=_parse_size("memory", memory),
+            disk_bytes=_parse_size("disk", disk),
+            kinds=_parse_names("kinds", kinds),
+            load_limit_s=_parse_time("load_limit", load_limit),
         )
-        self.slots = 0 if slots == "auto" else _count("slots", slots, least=1, auto=', or "auto"')
-        self.calls_per_library = _count("calls_per_library", calls_per_library, least=0, most=MOST_NUMBER)
-        self.files = _names("files", files, what="paths, or names of the loader's parameters")
-        self.preload = None if preload is None else _names("preload", preload)
+        self.slots = 0 if slots == "auto" else _check_count("slots", slots, least=1, auto=', or "auto"')
+        self.calls_per_library = _check_count("calls_per_library", calls_per_library, least=0, most=MOST_NUMBER)
+        self.files = _parse_names("files", files, what="paths, or names of the loader's parameters")
+        self.preload = None if preload is None else _parse_names("preload", preload)
         levels = [level.value for level in Awareness]
         if awareness not in (*Awareness, *levels):
-            raise _wrong("awareness", awareness, f"write one of {', '.join(levels)}")
+            raise _option_error("awareness", awareness, f"write one of {', '.join(levels)}")
         self.awareness = Awareness(awareness)
         if self.awareness is not Awareness.FULL:  # such a context serves one call, then it is unloaded
             self.calls_per_library = self.calls_per_library or 1
-        self.limits = _limits(min_libraries, max_libraries, keep_alive)
+        self.limits = _parse_limits(min_libraries, max_libraries, keep_alive)
 
 
-_OPTIONS = tuple(inspect.signature(ContextOptions).parameters)
+_OPTION_NAMES = tuple(inspect.signature(ContextOptions).parameters)
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
-        if name not in _OPTIONS:
-            hint = did_you_mean(name, _OPTIONS, otherwise=f"the options are {', '.join(_OPTIONS)}")
+        if name not in _OPTION_NAMES:
+            hint = suggest_similar_name(name, _OPTION_NAMES, otherwise=f"the options are {', '.join(_OPTION_NAMES)}")
             raise RecipeError(f"@context has no option {name!r}; {hint}", option=name)
     return options
 
 
-def _size(option: str, value: Size) -> int:
+def _parse_size(option: str, value: Size) -> int:
     if value is None:
         return 0
     try:
         size = parse_bytes(value)
     except (ValueError, OverflowError) as error:
-        raise _wrong(option, value, str(error)) from None
+        raise _option_error(option, value, str(error)) from None
     if size > MOST_BYTES:
-        raise _wrong(option, value, "no machine has that much")
+        raise _option_error(option, value, "no machine has that much")
     return size
 
 
-def _seconds(option: str, value: str | float, *, none_left: str = "it leaves no time to load") -> float:
+def _parse_time(option: str, value: str | float, *, none_left: str = "it leaves no time to load") -> float:
     try:
         seconds = parse_seconds(value)
     except (ValueError, OverflowError) as error:
-        raise _wrong(option, value, str(error)) from None
+        raise _option_error(option, value, str(error)) from None
     if none_left and seconds <= 0:
-        raise _wrong(option, value, none_left)
+        raise _option_error(option, value, none_left)
     if seconds > LONGEST_S:
-        raise _wrong(option, value, 'write a shorter time, as in "30 min"')
+        raise _option_error(option, value, 'write a shorter time, as in "30 min"')
     return seconds
 
 
-def _limits(least: Any, most: Any, keep_alive: Any) -> LibraryLimits:
-    _count("min_libraries", least, least=0)
-    if most is not None and _count("max_libraries", most, least=1) < least:
-        raise _wrong("min_libraries", least, f"max_libraries = {most} allows no more libraries")
-    kept_s = None if keep_alive is None else _seconds("keep_alive", keep_alive, none_left="")
+def _parse_limits(least: Any, most: Any, keep_alive: Any) -> LibraryLimits:
+    _check_count("min_libraries", least, least=0)
+    if most is not None and _check_count("max_libraries", most, least=1) < least:
+        raise _option_error("min_libraries", least, f"it is more than max_libraries = {most}")
+    kept_s = None if keep_alive is None else _parse_time("keep_alive", keep_alive, none_left="")
     return LibraryLimits(least, most or 0, kept_s)
 
 
-def _count(option: str, value: Any, *, least: int, most: int = MOST_AT_ONCE, auto: str = "") -> int:
+def _check_count(option: str, value: Any, *, least: int, most: int = MOST_AT_ONCE, auto: str = "") -> int:
     if type(value) is not int or value < least:
-        raise _wrong(option, value, f"write a whole number, {least} or more{auto}")
+        raise _option_error(option, value, f"write a whole number, {least} or more{auto}")
     if value > most:
-        raise _wrong(option, value, f"it must be at most {most:,}")
+        raise _option_error(option, value, f"it must be at most {most:,}")
     return value
 
 
-def _names(option: str, value: Any, *, what: str = "names") -> tuple[str, ...]:
+def _parse_names(option: str, value: Any, *, what: str = "names") -> tuple[str, ...]:
     several = isinstance(value, Iterable) and not isinstance(value, str | os.PathLike)
     names = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in (value if several else [value])]
     if not all(isinstance(name, str) and name for name in names):
-        raise _wrong(option, value, f"write {what}, as in {option}=['...', '...']")
+        raise _option_error(option, value, f"write {what}, as in {option}=['...', '...']")
     return tuple(names)
 
 
-def _wrong(option: str, value: Any, problem: str) -> RecipeError:
+def _option_error(option: str, value: Any, problem: str) -> RecipeError:
     shown = repr(value) if len(repr(value)) < 80 else repr(value)[:77] + "..."
     return RecipeError(f"@context({option}={shown}): {problem}", option=option)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-SAME = 1.1
+MAX_EQUAL_RATIO = 1.1
 """Two device kinds count as equally fast if their times differ by less than this factor."""
 
 Pair = tuple[str, str]
 
 
-def relative_speeds(ratios: Mapping[Pair, tuple[float, float]]) -> dict[str, float]:
+def compute_relative_speeds(ratios: Mapping[Pair, tuple[float, float]]) -> dict[str, float]:
     """Return the speed of each kind relative to the fastest; empty if all are equally fast.
 
-    Each kind joins by its pair with the largest weight, so a speed never depends on two contradictory ratios.
-    `ratios`: by pair, seconds of the first kind divided by seconds of the second, and the weight.
+    `ratios`: by pair of kinds, the seconds of the first divided by the seconds of the second, and the ratio's weight.
+    Only the ratio with the largest weight connects a kind to the others; contradictory ratios are ignored.
     """
     logs: dict[str, float] = {}
     left = dict(ratios)
@@ -28,5 +28,5 @@ def relative_speeds(ratios: Mapping[Pair, tuple[float, float]]) -> dict[str, flo
             logs[slower] = logs.setdefault(other, 0.0) + log
     fastest = min(logs.values(), default=0.0)
     speeds = {kind: math.exp(fastest - log) for kind, log in logs.items()}
-    speeds = {kind: speed if speed * SAME < 1.0 else 1.0 for kind, speed in speeds.items()}
+    speeds = {kind: speed if speed * MAX_EQUAL_RATIO < 1.0 else 1.0 for kind, speed in speeds.items()}
     return speeds if min(speeds.values(), default=1.0) < 1.0 else {}

@@ -1,4 +1,4 @@
-"""Seconds of an engine's step, by the number of tokens read and the mean number of tokens attended to.
+"""Tables of an engine's step times, by the number of tokens read and the mean number of tokens attended to.
 
 SLINFER (§VI-B) measures prefill by prompt length, and decode by batch size and mean length, at powers of two, and
 interpolates linearly. Here prefill times also have two dimensions, because a step may read a part of a prompt. A *cell*
@@ -15,17 +15,17 @@ from itertools import pairwise
 import msgspec
 
 MOST_SAMPLES = 200
-"""Maximum sample count, so that new samples still change a cell's mean."""
+"""Maximum count of a cell; with larger counts, new samples would hardly change the cell's mean."""
 MOST_CELLS = 512
 """Maximum number of cells: 16 powers of two for tokens times 32 for lengths."""
-_LARGEST = 2.0**31
+_MAX_NUMBER = 2.0**31
 _RELIABLE_COUNT = 4
-_OUTLIER = 3.0
-"""Maximum ratio of a step's time to its forecast; a longer step counts as this multiple."""
+_MAX_FORECAST_RATIO = 3.0
+"""Maximum ratio of a step's time to its forecast; a longer time is replaced by this multiple of the forecast."""
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
-    """A measured step: it read `tokens` tokens, each of which attended to `length` tokens on average."""
+    """A measured step. It read `tokens` tokens, which attended to `length` tokens each on average."""
 
     prefill: bool
     tokens: float
@@ -41,7 +41,7 @@ class StepCell(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
     count: int = 1
 
-    def joined(self, other: StepCell) -> StepCell:
+    def joined_with(self, other: StepCell) -> StepCell:
         share = other.count / (self.count + other.count)
         return StepCell(
             self.tokens + (other.tokens - self.tokens) * share,
@@ -57,7 +57,7 @@ class StepError(msgspec.Struct, frozen=True, array_like=True):
     mean: float = 0.0
     count: int = 0
 
-    def joined(self, other: StepError) -> StepError:
+    def joined_with(self, other: StepError) -> StepError:
         if not other.count:
             return self
         share = other.count / (self.count + other.count)
@@ -71,30 +71,30 @@ class StepTimes(msgspec.Struct, frozen=True):
     decode_error: StepError = StepError()
 
     @property
-    def samples(self) -> int:
+    def sample_count(self) -> int:
         return sum(cell.count for cell in (*self.prefill, *self.decode))
 
-    def joined(self, other: StepTimes) -> StepTimes:
+    def joined_with(self, other: StepTimes) -> StepTimes:
         return StepTimes(
             tuple(StepTable([*self.prefill, *other.prefill])),
             tuple(StepTable([*self.decode, *other.decode])),
-            self.prefill_error.joined(other.prefill_error),
-            self.decode_error.joined(other.decode_error),
+            self.prefill_error.joined_with(other.prefill_error),
+            self.decode_error.joined_with(other.decode_error),
         )
 
     def scale_to_speed(self, speed: float) -> StepTimes:
-        def scaled(cells: tuple[StepCell, ...]) -> tuple[StepCell, ...]:
+        def scale_cells(cells: tuple[StepCell, ...]) -> tuple[StepCell, ...]:
             return tuple(msgspec.structs.replace(cell, seconds=cell.seconds / speed) for cell in cells)
 
-        return msgspec.structs.replace(self, prefill=scaled(self.prefill), decode=scaled(self.decode))
+        return msgspec.structs.replace(self, prefill=scale_cells(self.prefill), decode=scale_cells(self.decode))
 
-    def is_sound(self) -> bool:
+    def has_plausible_numbers(self) -> bool:
         """True if no number is negative or too large for a measurement."""
         cells, errors = (*self.prefill, *self.decode), (self.prefill_error, self.decode_error)
         numbers = [number for cell in cells for number in (cell.tokens, cell.length, cell.seconds)]
         return (
             max(len(self.prefill), len(self.decode)) <= MOST_CELLS
-            and all(0 <= number <= _LARGEST for number in (*numbers, *(error.mean for error in errors)))
+            and all(0 <= number <= _MAX_NUMBER for number in (*numbers, *(error.mean for error in errors)))
             and all(0 < cell.count <= MOST_SAMPLES for cell in cells)
             and all(0 <= error.count <= MOST_SAMPLES for error in errors)
         )
@@ -104,15 +104,15 @@ class StepTable:
     def __init__(self, cells: Iterable[StepCell] = ()) -> None:
         self._rows: dict[int, dict[int, StepCell]] = {}
         self._lines: dict[int, list[StepCell]] = {}
-        self._order: list[int] = []
+        self._sorted_powers: list[int] = []
         self._count = 0
         for cell in cells:
             self.add(cell)
 
     def __iter__(self) -> Iterator[StepCell]:
-        return (cell for place in sorted(self._rows) for cell in self._line(place))
+        return (cell for place in sorted(self._rows) for cell in self._sorted_cells(place))
 
-    def cell(self, tokens: float, length: float) -> StepCell | None:
+    def find_cell(self, tokens: float, length: float) -> StepCell | None:
         return self._rows.get(rounded_log2(tokens), {}).get(rounded_log2(length))
 
     def add(self, cell: StepCell) -> None:
@@ -125,25 +125,27 @@ class StepTable:
             return
         if row is None:
             row = self._rows[place] = {}
-            self._order = sorted(self._rows)
+            self._sorted_powers = sorted(self._rows)
         self._count += known is None
-        row[at] = cell if known is None else known.joined(cell)
+        row[at] = cell if known is None else known.joined_with(cell)
         self._lines.pop(place, None)
 
-    def seconds(self, tokens: float, length: float) -> float:
-        order = self._order
+    def estimate_seconds(self, tokens: float, length: float) -> float:
+        order = self._sorted_powers
         if not order:
             raise LookupError("no step has been measured")
         if len(order) == 1:
-            most, seconds = self._at(order[0], length)
+            most, seconds = self._cell_at_length(order[0], length)
             return seconds * tokens / most if tokens > most else seconds
-        at = sum(self._at(place, length)[0] <= tokens for place in order)
+        at = sum(self._cell_at_length(place, length)[0] <= tokens for place in order)
         low = min(max(at - 1, 0), len(order) - 2)
-        return _interpolate(self._at(order[low], length), self._at(order[low + 1], length), tokens)
+        return _interpolate(
+            self._cell_at_length(order[low], length), self._cell_at_length(order[low + 1], length), tokens
+        )
 
-    def floor(self, *, length: float, most: int) -> tuple[float, float]:
-        """Return lower bounds of a step's seconds, in total and per token. The step has 1 to `most` tokens that each
-        attend to at least `length` tokens. Raises LookupError without samples.
+    def lower_bounds(self, *, length: float, most: int) -> tuple[float, float]:
+        """Return the minimum seconds of a step, and its minimum seconds per token, for steps of 1 to `most` tokens that
+        attend to at least `length` tokens each. Raises LookupError without samples.
 
         A step takes at least the seconds of the faster neighbouring cell. Below the smallest cell, seconds decrease at
         most in proportion to the tokens.
@@ -151,9 +153,9 @@ class StepTable:
         if not self._rows:
             raise LookupError("no step has been measured")
         rows = []
-        for place in self._order:
-            lengths = [length, *(cell.length for cell in self._line(place) if cell.length > length)]
-            rows.append([self._at(place, each) for each in lengths])
+        for place in self._sorted_powers:
+            lengths = [length, *(cell.length for cell in self._sorted_cells(place) if cell.length > length)]
+            rows.append([self._cell_at_length(place, each) for each in lengths])
         first, beyond = max(1.0, *(tokens for tokens, _ in rows[0])), max(most, *(tokens for tokens, _ in rows[-1]))
         meet = len(rows) > 1 and min(rows[-1])[0] <= max(rows[-2])[0]
         step_s = min(*(seconds for row in rows for _, seconds in row), *(seconds / first for _, seconds in rows[0]))
@@ -163,8 +165,8 @@ class StepTable:
         )
         return step_s, token_s
 
-    def _at(self, place: int, length: float) -> tuple[float, float]:
-        line = self._line(place)
+    def _cell_at_length(self, place: int, length: float) -> tuple[float, float]:
+        line = self._sorted_cells(place)
         if len(line) == 1:
             only = line[0]
             return only.tokens, max(0.0, only.seconds + self._seconds_per_length(place, only) * (length - only.length))
@@ -176,16 +178,16 @@ class StepTable:
         return a.tokens + (b.tokens - a.tokens) * min(max(share, 0.0), 1.0), seconds
 
     def _seconds_per_length(self, place: int, only: StepCell) -> float:
-        others = [other for other in self._order if len(self._rows[other]) > 1]
+        others = [other for other in self._sorted_powers if len(self._rows[other]) > 1]
         if not others:
             return 0.0
-        line = self._line(min(others, key=lambda other: abs(other - place)))
+        line = self._sorted_cells(min(others, key=lambda other: abs(other - place)))
         first, last = line[0], line[-1]
         if last.length <= first.length:
             return 0.0
         return max(0.0, (last.seconds - first.seconds) / (last.length - first.length) * only.tokens / last.tokens)
 
-    def _line(self, place: int) -> list[StepCell]:
+    def _sorted_cells(self, place: int) -> list[StepCell]:
         line = self._lines.get(place)
         if line is None:
             line = self._lines[place] = [cell for _, cell in sorted(self._rows[place].items())]
@@ -204,31 +206,31 @@ class StepModel:
         return StepTimes(prefill, decode, self._errors[True], self._errors[False])
 
     def step_s(self, *, prefill: bool, tokens: float, length: float) -> float:
-        return self._tables[prefill].seconds(tokens, length)
+        return self._tables[prefill].estimate_seconds(tokens, length)
 
-    def count_error(self, deviation: float, *, prefill: bool) -> None:
-        self._errors[prefill] = self._errors[prefill].joined(StepError(deviation, 1))
+    def record_error(self, deviation: float, *, prefill: bool) -> None:
+        self._errors[prefill] = self._errors[prefill].joined_with(StepError(deviation, 1))
 
     def add(self, sample: StepSample) -> None:
         self._tables[sample.prefill].add(StepCell(sample.tokens, sample.length, sample.seconds))
 
-    def learn(self, sample: StepSample) -> tuple[StepSample, float | None]:
-        """Add a sample, limited to three times its forecast. Return the limited sample and its forecast's relative
-        error.
+    def add_limited_sample(self, sample: StepSample) -> tuple[StepSample, float | None]:
+        """Add a sample, but limit its time to 3 times the forecast. Return the limited sample, and the relative error
+        of the forecast.
         """
         table, deviation = self._tables[sample.prefill], None
-        cell = table.cell(sample.tokens, sample.length)
+        cell = table.find_cell(sample.tokens, sample.length)
         if cell is not None and sample.seconds > 0:
-            expected = table.seconds(sample.tokens, sample.length)
-            deviation = min(abs(sample.seconds - expected) / sample.seconds, _OUTLIER)
-            self.count_error(deviation, prefill=sample.prefill)
-            if cell.count >= _RELIABLE_COUNT and sample.seconds > _OUTLIER * expected:
-                sample = StepSample(sample.prefill, sample.tokens, sample.length, _OUTLIER * expected)
+            expected = table.estimate_seconds(sample.tokens, sample.length)
+            deviation = min(abs(sample.seconds - expected) / sample.seconds, _MAX_FORECAST_RATIO)
+            self.record_error(deviation, prefill=sample.prefill)
+            if cell.count >= _RELIABLE_COUNT and sample.seconds > _MAX_FORECAST_RATIO * expected:
+                sample = StepSample(sample.prefill, sample.tokens, sample.length, _MAX_FORECAST_RATIO * expected)
         self.add(sample)
         return sample, deviation
 
 
-def times_of(samples: Iterable[StepSample], *, weight: int = 1) -> StepTimes:
+def group_samples(samples: Iterable[StepSample], *, weight: int = 1) -> StepTimes:
     tables = {True: StepTable(), False: StepTable()}
     for sample in samples:
         tables[sample.prefill].add(StepCell(sample.tokens, sample.length, sample.seconds, weight))
@@ -241,17 +243,15 @@ def powers_of_two_up_to(most: int, *, least: int = 1) -> list[int]:
 
 
 def mean_attended_tokens(reads: Sequence[tuple[int, int]]) -> float:
-    """Return the mean number of tokens that a token attends to. `reads`: first token's index and number of tokens of
-    each read.
-    """
+    """Return the mean number of tokens that a read token attends to. `reads`: index of the first token, and count."""
     total = sum(count for _, count in reads)
     return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
 
 
-def padded_length(rows: Iterable[tuple[int, float]]) -> float:
-    """Return the mean length that the continuous engine computes for rows of (reserved size, length).
+def mean_padded_length(rows: Iterable[tuple[int, float]]) -> float:
+    """Return the mean length that the continuous engine computes for `rows` (reserved size, length).
 
-    Each row counts as long as the longest row of its size.
+    The engine pads each row to the longest row with the same reserved size.
     """
     found: dict[int, list[float]] = {}
     for size, length in rows:
@@ -275,7 +275,7 @@ def _interpolate(a: tuple[float, float], b: tuple[float, float], at: float) -> f
 
 
 class StepProfile(msgspec.Struct, frozen=True):
-    """Measured step times of an engine. `left_out`: number of samples skipped for lack of memory or time."""
+    """Measured step times of an engine. `left_out`: number of samples that memory or time did not allow."""
 
     times: StepTimes
     engine: str
@@ -284,22 +284,22 @@ class StepProfile(msgspec.Struct, frozen=True):
     left_out: int = 0
 
 
-_LEAST = 1.0
-_FAR = 65_536.0
+_MIN_LENGTH = 1.0
+_EXTRAPOLATED_TOKENS = 65_536.0
 _ROUNDING = 1e-9
-_KEPT_PREFILLS = 32_768
-"""Maximum number of cached prefill forecasts; workloads need fewer."""
+_MAX_CACHED_PREFILLS = 32_768
+"""Maximum number of cached prefill forecasts."""
 
 
 class StepSeconds:
-    """Step times for simulators: the seconds of a constant table, multiplied by `factor`.
+    """Fast step times for simulators: the seconds of a constant table, multiplied by `factor`.
 
-    Per batch size, straight lines replace linear parts of the table.
+    For each batch size, linear parts of the table are computed once as straight lines.
     """
 
     def __init__(self, times: StepTimes, *, factor: float = 1.0) -> None:
         self._model = StepModel(times)
-        self._lengths = sorted({_LEAST, *(cell.length for cell in times.decode if cell.length > _LEAST)})
+        self._lengths = sorted({_MIN_LENGTH, *(cell.length for cell in times.decode if cell.length > _MIN_LENGTH)})
         self._factor = factor
         self._prefills: dict[tuple[int, float], float] = {}
         self._lines: dict[int, tuple[list[float], list[float | None]]] = {}
@@ -309,7 +309,7 @@ class StepSeconds:
         known = self._prefills.get((tokens, length))
         if known is None:
             known = self._factor * self._model.step_s(prefill=True, tokens=tokens, length=length)
-            if len(self._prefills) >= _KEPT_PREFILLS:
+            if len(self._prefills) >= _MAX_CACHED_PREFILLS:
                 self._prefills.clear()
             self._prefills[tokens, length] = known
         return known
@@ -320,7 +320,7 @@ class StepSeconds:
         Raises LookupError without samples.
         """
         if rows not in self._lines:
-            self._lines[rows] = self._line(rows)
+            self._lines[rows] = self._fit_lines(rows)
         (values, slopes), lengths, found = self._lines[rows], self._lengths, list[float]()
         while len(found) < count:
             at = length + len(found)
@@ -335,8 +335,8 @@ class StepSeconds:
             found += [first + slope * number for number in range(steps)]
         return found
 
-    def _line(self, rows: int) -> tuple[list[float], list[float | None]]:
-        knots = [*self._lengths, self._lengths[-1] + _FAR]
+    def _fit_lines(self, rows: int) -> tuple[list[float], list[float | None]]:
+        knots = [*self._lengths, self._lengths[-1] + _EXTRAPOLATED_TOKENS]
         values = [self._step_seconds_from_table(rows, length) for length in knots]
         slopes: list[float | None] = []
         for (start, end), (low, high) in zip(pairwise(knots), pairwise(values), strict=True):

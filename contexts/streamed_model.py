@@ -31,14 +31,14 @@ from stoker.contexts import layer_split
 from stoker.contexts.adapter_files import read_safetensors_header
 from stoker.units import show_bytes, show_seconds
 
-_DTYPES = {
+_DTYPE_BY_NAME = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
     "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
 }  # fmt: skip
 BUFFER_BYTES = 8 << 20
 """Bytes of a pinned buffer. The first copy starts after one buffer is full, so a large buffer would delay it."""
-_BUFFERS = 2
-_MOST_READERS = 8
+_BUFFERS_PER_READER = 2
+_MAX_READERS = 8
 
 
 class StoredTensor(NamedTuple):
@@ -50,21 +50,21 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
 
 
-class _Piece(NamedTuple):
+class _TensorPiece(NamedTuple):
     stored: StoredTensor
     offset: int
     start: int
     end: int
 
 
-class _Entry(msgspec.Struct):
+class _TensorHeader(msgspec.Struct):
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
 
 
 def stored_tensors(folder: str | Path) -> list[StoredTensor]:
-    """Return the tensors in a folder's files. Raises OSError, ValueError."""
+    """List the tensors in a folder's safetensors files. Raises OSError, ValueError."""
     single = Path(folder, "model.safetensors")
     if single.exists():
         return _read_tensor_entries(single)
@@ -80,7 +80,10 @@ class _ShardIndex(msgspec.Struct):
 def _read_tensor_entries(file: Path) -> list[StoredTensor]:
     entries, begin = read_safetensors_header(file)
     end, size = begin, file.stat().st_size
-    found = [_stored(name, msgspec.convert(entry, _Entry), file, begin) for name, entry in entries.items()]
+    found = [
+        _build_stored_tensor(name, msgspec.convert(entry, _TensorHeader), file, begin)
+        for name, entry in entries.items()
+    ]
     found.sort(key=lambda stored: (stored.start, stored.size_bytes))
     for stored in found:
         if stored.start != end:
@@ -91,8 +94,8 @@ def _read_tensor_entries(file: Path) -> list[StoredTensor]:
     return found
 
 
-def _stored(name: str, entry: _Entry, file: Path, begin: int) -> StoredTensor:
-    dtype = _DTYPES.get(entry.dtype)
+def _build_stored_tensor(name: str, entry: _TensorHeader, file: Path, begin: int) -> StoredTensor:
+    dtype = _DTYPE_BY_NAME.get(entry.dtype)
     if dtype is None:
         raise ValueError(f"{file}: {name} has the dtype {entry.dtype}, which is not streamed")
     first, end = entry.data_offsets
@@ -114,10 +117,10 @@ class WeightStream:
         """
         self.size_bytes = sum(each.size_bytes for each in stored)
         self.seconds = 0.0
-        self._stored = stored
+        self._stored_tensors = stored
         self._device = torch.device(device)
         self._dtype = dtype
-        self._readers = readers or min(max(2, len(os.sched_getaffinity(0))), _MOST_READERS)
+        self._readers = readers or min(max(2, len(os.sched_getaffinity(0))), _MAX_READERS)
         self._buffer_bytes = buffer_bytes
         self._tensors: dict[str, torch.Tensor] = {}
         self._error: BaseException | None = None
@@ -133,7 +136,7 @@ class WeightStream:
         self._thread.join()
         self._tensors = {}
 
-    def wait(self) -> dict[str, torch.Tensor]:
+    def wait_for_tensors(self) -> dict[str, torch.Tensor]:
         """Wait until the weights are loaded. Only the first call returns the tensors, by name."""
         self._thread.join()
         if self._error is not None:
@@ -142,10 +145,10 @@ class WeightStream:
         return tensors
 
     @property
-    def converts(self) -> bool:
-        return any(self._final_dtype_of(each) != each.dtype for each in self._stored)
+    def has_conversions(self) -> bool:
+        return any(self._final_dtype_of(each) != each.dtype for each in self._stored_tensors)
 
-    def told(self) -> str:
+    def describe_load(self) -> str:
         rate = self.size_bytes / max(self.seconds, 1e-6) / 1e9
         return f"{show_bytes(self.size_bytes)} of weights in {show_seconds(self.seconds)}, {rate:.1f} GB/s"
 
@@ -158,17 +161,17 @@ class WeightStream:
         began = time.monotonic()
         files: dict[str, int] = {}
         try:
-            for name in dict.fromkeys(each.file for each in self._stored):
+            for name in dict.fromkeys(each.file for each in self._stored_tensors):
                 files[name] = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
             self._tensors = {
                 each.name: torch.empty(each.shape, dtype=self._final_dtype_of(each), device=self._device)
-                for each in self._stored
+                for each in self._stored_tensors
             }
             self._read_all(files)
         except BaseException as error:
             self._error = error
             self._tensors = {}
-            traceback.clear_frames(error.__traceback__)  # the frames keep buffers in memory
+            traceback.clear_frames(error.__traceback__)  # frees the buffers that the traceback refers to
         finally:
             for number in files.values():
                 os.close(number)
@@ -177,15 +180,15 @@ class WeightStream:
             self.seconds = time.monotonic() - began
 
     def _read_all(self, files: dict[str, int]) -> None:
-        spans = deque(_split_into_spans(self._stored, self._buffer_bytes))
+        spans = deque(_split_into_spans(self._stored_tensors, self._buffer_bytes))
         readers = min(self._readers, len(spans))
         with ThreadPoolExecutor(readers or 1, thread_name_prefix="stoker-weights") as pool:
-            for future in [pool.submit(self._read, files, spans) for _ in range(readers)]:
+            for future in [pool.submit(self._read_spans, files, spans) for _ in range(readers)]:
                 future.result()
 
-    def _read(self, files: dict[str, int], spans: deque[list[_Piece]]) -> None:
+    def _read_spans(self, files: dict[str, int], spans: deque[list[_TensorPiece]]) -> None:
         try:
-            with Staging(self._device, self._buffer_bytes) as staging:
+            with StagingBuffers(self._device, self._buffer_bytes) as staging:
                 while not self._stopped:
                     try:
                         span = spans.popleft()
@@ -195,26 +198,26 @@ class WeightStream:
                     start, file = span[0].start, span[0].stored.file
                     read_exactly(files[file], memoryview(buffer.numpy())[: span[-1].end - start], start, name=file)
                     for piece in span:
-                        self._copy(piece, buffer[piece.start - start : piece.end - start], staging)
-                    staging.mark_used()
+                        self._copy_piece(piece, buffer[piece.start - start : piece.end - start], staging)
+                    staging.switch_to_other_buffer()
         except BaseException:
             self._stopped = True
             raise
 
-    def _copy(self, piece: _Piece, source: torch.Tensor, staging: Staging) -> None:
+    def _copy_piece(self, piece: _TensorPiece, source: torch.Tensor, staging: StagingBuffers) -> None:
         dtype, flat = piece.stored.dtype, self._tensors[piece.stored.name].view(-1)
         first, size = piece.offset // dtype.itemsize, len(source) // dtype.itemsize
         target = flat[first : first + size]
         if flat.dtype == dtype:
             target.view(torch.uint8).copy_(source, non_blocking=True)
         else:
-            there = staging.scratch()[: len(source)]
+            there = staging.device_scratch_buffer()[: len(source)]
             there.copy_(source, non_blocking=True)
             target.copy_(there.view(dtype))
 
 
-class Staging:
-    """Two buffers of one reading thread, and the CUDA stream that copies from them."""
+class StagingBuffers:
+    """The two buffers of a thread that reads files, and the CUDA stream that copies the buffers to the device."""
 
     def __init__(self, device: torch.device, buffer_bytes: int) -> None:
         self._device = device
@@ -223,10 +226,10 @@ class Staging:
         self._scope = contextlib.ExitStack()
         self._scratch: torch.Tensor | None = None
         self._buffers: list[torch.Tensor] = []
-        self._events: list[Any] = [None] * _BUFFERS
+        self._events: list[Any] = [None] * _BUFFERS_PER_READER
         self._turn = 0
 
-    def __enter__(self) -> Staging:
+    def __enter__(self) -> StagingBuffers:
         if self._is_cuda:
             self._scope.enter_context(torch.cuda.device(self._device))
             # This stream first waits for the default stream, because the weights' memory belongs to the default stream.
@@ -235,7 +238,8 @@ class Staging:
             self._scope.enter_context(torch.cuda.stream(stream))
             self._scope.callback(stream.synchronize)
         self._buffers = [
-            torch.empty(self._buffer_bytes, dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(_BUFFERS)
+            torch.empty(self._buffer_bytes, dtype=torch.uint8, pin_memory=self._is_cuda)
+            for _ in range(_BUFFERS_PER_READER)
         ]
         return self
 
@@ -244,19 +248,19 @@ class Staging:
         self._buffers, self._events, self._scratch = [], [], None
 
     def next_buffer(self) -> torch.Tensor:
-        """Return a buffer whose copies have finished."""
+        """Wait until the current buffer's copies have finished, and return the buffer."""
         if (event := self._events[self._turn]) is not None:
             event.synchronize()
         return self._buffers[self._turn]
 
-    def mark_used(self) -> None:
-        """Mark the current buffer as used. Call this after queuing all its copies."""
+    def switch_to_other_buffer(self) -> None:
+        """Switch to the other buffer. Call this after all copies from the current buffer are queued."""
         if self._is_cuda:
             self._events[self._turn] = event = torch.cuda.Event(blocking=True)
             event.record()
-        self._turn = (self._turn + 1) % _BUFFERS
+        self._turn = (self._turn + 1) % _BUFFERS_PER_READER
 
-    def scratch(self) -> torch.Tensor:
+    def device_scratch_buffer(self) -> torch.Tensor:
         if self._scratch is None:
             self._scratch = torch.empty(self._buffer_bytes, dtype=torch.uint8, device=self._device)
         return self._scratch
@@ -269,30 +273,31 @@ def release_pinned_memory() -> None:
 
 
 def read_exactly(file: int, into: memoryview, start: int, *, name: str) -> None:
-    """Fill `into` from byte `start` of a file. Raises OSError for a short file."""
+    """Fill `into` with a file's bytes from `start`. Raises OSError if the file is too short."""
     while into:
         count = os.preadv(file, [into], start)
         if not count:
-            size = os.fstat(file).st_size  # the file's size, because `start` may lie beyond its end
+            size = os.fstat(file).st_size  # the real size, because `start` may lie after the end of the file
             raise OSError(f"{name} ends at byte {size:,}, within its weights; it is damaged or still being written")
         into, start = into[count:], start + count
 
 
-def _split_into_spans(stored: Sequence[StoredTensor], most_bytes: int) -> list[list[_Piece]]:
-    spans: list[list[_Piece]] = []
+def _split_into_spans(stored: Sequence[StoredTensor], most_bytes: int) -> list[list[_TensorPiece]]:
+    spans: list[list[_TensorPiece]] = []
     for each in stored:
         for offset in range(0, each.size_bytes, most_bytes):
             end = each.start + min(offset + most_bytes, each.size_bytes)
             first = spans[-1][0] if spans else None
             if first is None or first.stored.file != each.file or not 0 <= end - first.start <= most_bytes:
                 spans.append([])
-            spans[-1].append(_Piece(each, offset, each.start + offset, end))
+            spans[-1].append(_TensorPiece(each, offset, each.start + offset, end))
     return spans
 
 
 log = logging.getLogger(__name__)
 
-with contextlib.suppress(Exception):  # compute this table once here; otherwise each load would, in 0.3 s
+# Compute this table when a pilot preimports the module. Otherwise each load would compute it, which takes 0.3 s.
+with contextlib.suppress(Exception):
     importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
 
 
@@ -310,7 +315,7 @@ class StreamedWeights:
         self._more = more
         self._streams: list[WeightStream] = []
         self._config: Any = None
-        self._map: dict[str, str] = {"": devices[0]}
+        self._device_by_part: dict[str, str] = {"": devices[0]}
         self._scope = contextlib.ExitStack()
         self.told = ""
         """How the weights were loaded; empty on a CPU, where they are memory-mapped."""
@@ -318,42 +323,42 @@ class StreamedWeights:
     def __enter__(self) -> StreamedWeights:
         if len(self._devices) > 1:
             config = AutoConfig.from_pretrained(self._place, **self._more)
-            self._map = layer_split.device_map(config, self._devices)
-        if streams_to(self._devices[0]):
+            self._device_by_part = layer_split.assign_devices(config, self._devices)
+        if is_streaming_target(self._devices[0]):
             try:
-                self._begin()
+                self._start_streams()
             except Exception as error:
-                self._note(error)
+                self._log_streaming_failure(error)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._scope.close()
 
-    def model(self, kind: Any) -> Any:
-        model = self._model(kind)
+    def build_model(self, kind: Any) -> Any:
+        model = self._build_model(kind)
         if len(self._devices) > 1:
-            layer_split.dispatch(model, self._map, first=self._devices[0])
+            layer_split.install_device_hooks(model, self._device_by_part, first=self._devices[0])
         return model
 
-    def _model(self, kind: Any) -> Any:
+    def _build_model(self, kind: Any) -> Any:
         if self._streams:
             try:
                 return self._build_model_from_streams(kind)
             except Exception as error:
-                self._note(error)
+                self._log_streaming_failure(error)
         more = dict(self._more)
         if self._devices != ("cpu",):
-            more["device_map"] = self._map
+            more["device_map"] = self._device_by_part
         return kind.from_pretrained(self._place, dtype=self._dtype, **more)
 
-    def _note(self, error: Exception) -> None:
+    def _log_streaming_failure(self, error: Exception) -> None:
         is_expected = isinstance(error, UnusualModelError)
         why = str(error) if is_expected else f"{type(error).__name__}: {error}"
         level = logging.DEBUG if is_expected else logging.WARNING
         log.log(level, "the weights of %s are not streamed: %s", self._place, why)
         self.told = f"weights by Transformers: {why.splitlines()[0]}"
 
-    def _begin(self) -> None:
+    def _start_streams(self) -> None:
         place = Path(self._place)
         if "gguf_file" in self._more:
             raise UnusualModelError("a GGUF file")
@@ -373,7 +378,10 @@ class StreamedWeights:
         if not isinstance(dtype, torch.dtype):
             raise UnusualModelError(f"its dtype is {dtype}")
         self._config, self._final_dtype = config, dtype
-        places = [(each, layer_split.device_of_module(self._map, each.name)) for each in stored_tensors(self._place)]
+        places = [
+            (each, layer_split.device_of_module(self._device_by_part, each.name))
+            for each in stored_tensors(self._place)
+        ]
         self._streams = [
             self._scope.enter_context(
                 WeightStream([each for each, there in places if there == device], device=device, dtype=dtype)
@@ -382,12 +390,12 @@ class StreamedWeights:
         ]
 
     def _build_model_from_streams(self, kind: Any) -> Any:
-        tensors = {name: tensor for stream in self._streams for name, tensor in stream.wait().items()}
+        tensors = {name: tensor for stream in self._streams for name, tensor in stream.wait_for_tensors().items()}
         with _skip_allocator_warmup():
             # The Auto class accepts no tensors, but the class of the model does.
             model, info = auto_factory._get_model_class(self._config, kind._model_mapping).from_pretrained(
                 None, config=self._config, state_dict=tensors, dtype=self._final_dtype,
-                device_map=self._map, output_loading_info=True,
+                device_map=self._device_by_part, output_loading_info=True,
             )  # fmt: skip
         for what in ("missing_keys", "mismatched_keys", "error_msgs", "conversion_errors"):
             if info.get(what):
@@ -395,13 +403,13 @@ class StreamedWeights:
         streamed = {tensor.data_ptr() for tensor in tensors.values()}
         if copied := next((name for name, each in model.state_dict().items() if each.data_ptr() not in streamed), ""):
             torch.cuda.empty_cache()
-            if any(stream.converts for stream in self._streams):  # a weight that is converted twice loses precision
+            if any(stream.has_conversions for stream in self._streams):  # a second conversion may lose precision
                 why = "is made of other weights or keeps its own dtype, so it may have lost precision"
                 raise UnusualModelError(f"the weight {copied} {why}")
         model.config.name_or_path = model.name_or_path = self._place
         if model.can_generate():
-            model.generation_config = _generation_config(self._place)
-        self.told = " and ".join(stream.told() for stream in self._streams)
+            model.generation_config = _load_generation_config(self._place)
+        self.told = " and ".join(stream.describe_load() for stream in self._streams)
         return model
 
 
@@ -415,12 +423,12 @@ def _skip_allocator_warmup() -> Iterator[None]:
         modeling_utils.caching_allocator_warmup = plain
 
 
-def streams_to(device: str) -> bool:
+def is_streaming_target(device: str) -> bool:
     """True if weights are streamed to the device: only to a GPU, because memory-mapping is faster on a CPU."""
     return device.startswith("cuda")
 
 
-def _generation_config(place: str) -> Any:
+def _load_generation_config(place: str) -> Any:
     try:
         return GenerationConfig.from_pretrained(place, local_files_only=True)
     except OSError:

@@ -91,12 +91,12 @@ class TextWriter:
         self._thread = thread
         self._prompts = prompts
 
-    def write(
+    def generate(
         self, prompts: Sequence[str], sampling: Sampling, *, seed: int | Sequence[int], batch_size: int, prefix: str
     ) -> list[str]:
         """Generate a text per prompt, as `CausalLM.generate` describes."""
-        rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
-        self._prompts.texts.prepare(sampling)
+        rows = self._prompts.encode_prompts(prompts, prefix=prefix, batch_size=batch_size)
+        self._prompts.texts.prepare_sampling(sampling)
         for place, row in enumerate(rows):
             self._prompts.texts.check_length(len(row) + sampling.max_new_tokens, f"prompt {place}")
         seeds = [(seed, place) for place in range(len(rows))] if isinstance(seed, int) else [(one, 0) for one in seed]
@@ -105,17 +105,17 @@ class TextWriter:
         samplings = [msgspec.structs.replace(sampling, seed=one) for one in seeds]
         order, texts = _submission_order(rows, all_sorted=batch_size > 1), [""] * len(rows)
         if rows:
-            size, ahead = batch_size or len(rows), batch_size or 2 * self._thread.engine.slots()
+            size, ahead = batch_size or len(rows), batch_size or 2 * self._thread.engine.count_slots()
             for start in range(0, len(rows), size):
                 self._write_group(order[start : start + size], rows, samplings, texts, ahead=ahead)
         return texts
 
-    def pieces(self, prompt: str, sampling: Sampling) -> Iterator[str]:
-        row = self._row(prompt, sampling)
+    def stream_text(self, prompt: str, sampling: Sampling) -> Iterator[str]:
+        row = self._encode_prompt(prompt, sampling)
         return (token.text for token in self._new_tokens(row, sampling, pieces=True) if token.text)
 
-    def tokens(self, prompt: Prompt, sampling: Sampling) -> CompletionStream:
-        row = self._row(prompt, sampling)
+    def stream_tokens(self, prompt: Prompt, sampling: Sampling) -> CompletionStream:
+        row = self._encode_prompt(prompt, sampling)
         tokens = (
             CompletionToken(
                 token.text, token.finish.value if token.finish else "", self._likelihoods([token]),
@@ -128,7 +128,7 @@ class TextWriter:
         )
 
     def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
-        row = self._row(prompt, sampling)
+        row = self._encode_prompt(prompt, sampling)
         tokens = list(self._new_tokens(row, sampling, pieces=False))
         finish = tokens[-1].finish
         assert finish is not None
@@ -167,8 +167,8 @@ class TextWriter:
         due_at, tpot_s = ambient.token_due_times(len(row))
         return self._thread.submit(row, sampling, pieces=pieces, due_at=due_at, tpot_s=tpot_s, sink=sink)
 
-    def _row(self, prompt: Prompt, sampling: Sampling) -> Ids:
-        row = self._prompts.row(prompt)
+    def _encode_prompt(self, prompt: Prompt, sampling: Sampling) -> Ids:
+        row = self._prompts.encode_prompt(prompt)
         self._prompts.texts.check_prompt(row, sampling)
         return row
 
@@ -182,6 +182,6 @@ class TextWriter:
 
 
 def _submission_order(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
-    """Return the order of the prompts. The longest is first: if it is too long, no other text is generated."""
+    """Return prompt indices in the order of submission: the longest first, so that a too long prompt fails at once."""
     order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
     return order if all_sorted or not order else [order[0], *sorted(order[1:])]

@@ -11,35 +11,35 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from stoker.contexts.by_value import ByValuePickler, OpenHandle, is_open_handle
-from stoker.contexts.function_code import attribute_names
+from stoker.contexts.by_value import ByValuePickler, OpenHandleError, is_open_handle
+from stoker.contexts.function_code import find_attribute_names
 from stoker.contexts.user_code import is_installed, qualified_class_name
 
-_FROM_LIBRARY = ("result", "checkpoint", "piece", "exception")
-_OF_FUTURES = {"a future": "its .result()", "a future of asyncio": "the value that it gives when awaited"}
-_TRIES = 300
-_DEPTH = 8
+_SENT_FROM_LIBRARY = ("result", "checkpoint", "piece", "exception")
+_ADVICE_BY_FUTURE_KIND = {"a future": "its .result()", "a future of asyncio": "the value that it gives when awaited"}
+_MAX_TRIES = 300
+_MAX_DEPTH = 8
 
 
-def explain(value: Any, error: BaseException, *, what: str) -> str:
+def explain_pickling_error(value: Any, error: BaseException, *, what: str) -> str:
     """Describe in words which part of the value cannot be pickled, why, and what to do."""
     try:
-        path, culprit, why = _search(value, error, what=what)
+        path, culprit, why = _find_unpicklable_part(value, error, what=what)
     except Exception:  # an error of the search must not hide the original error
         path, culprit, why = "", value, error
-    if kind := future_kind(culprit):
-        advice = f"Pass {_OF_FUTURES[kind]}"
-        if what in _FROM_LIBRARY:
+    if kind := find_future_kind(culprit):
+        advice = f"Pass {_ADVICE_BY_FUTURE_KIND[kind]}"
+        if what in _SENT_FROM_LIBRARY:
             advice = "Wait for it in the function, and return its value"
         elif path.startswith("argument") and kind == "a future":
             return f"{path} is a future, and only futures that are arguments themselves are waited for. {advice}."
-        return _cannot_leave(kind, "is", path, advice, what=what)
-    if isinstance(why, OpenHandle):
+        return _explain_cannot_leave(kind, "is", path, advice, what=what)
+    if isinstance(why, OpenHandleError):
         advice = f"{why.advice[:1].upper()}{why.advice[1:]}"
-        if what in _FROM_LIBRARY:
+        if what in _SENT_FROM_LIBRARY:
             advice = "Read it in the function and return its content, or return its path"
-        return _cannot_leave(why.what, "is" if is_open_handle(culprit) else "holds", path, advice, what=what)
-    if what in _FROM_LIBRARY:
+        return _explain_cannot_leave(why.what, "is" if is_open_handle(culprit) else "holds", path, advice, what=what)
+    if what in _SENT_FROM_LIBRARY:
         goes, advice = "back to the program", "Return what it is made from instead: numbers, texts, arrays"
     else:
         goes = "to a library"
@@ -47,38 +47,38 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
         if isinstance(culprit, types.ModuleType):
             advice = "Import it in the body of the function or of the context's loader"
     place, reason = f" at {path}" if path else "", _shorten(str(why) or type(why).__name__, 200)
-    return f"the {what} can't be sent {goes}{place}: {_kind(culprit)} can't be pickled ({reason}). {advice}."
+    return f"the {what} can't be sent {goes}{place}: {_describe_type(culprit)} can't be pickled ({reason}). {advice}."
 
 
-def future_kind(value: Any) -> str:
+def find_future_kind(value: Any) -> str:
     """Return the kind of a future, or "" for other values."""
-    for module, kind in zip(("concurrent.futures", "asyncio"), _OF_FUTURES, strict=True):
+    for module, kind in zip(("concurrent.futures", "asyncio"), _ADVICE_BY_FUTURE_KIND, strict=True):
         future = getattr(sys.modules.get(module), "Future", None)
         if isinstance(future, type) and isinstance(value, future):
             return kind
     return ""
 
 
-def _cannot_leave(thing: str, verb: str, path: str, advice: str, *, what: str) -> str:
-    if what in _FROM_LIBRARY:
+def _explain_cannot_leave(thing: str, verb: str, path: str, advice: str, *, what: str) -> str:
+    if what in _SENT_FROM_LIBRARY:
         place = f"holds {thing} at {path}" if path else f"{verb} {thing}"
         return f"the {what} {place}, which can't leave the library. {advice}."
     subject = path if path.startswith("argument") else f"the {what} can't be sent to a library: {path or 'it'}"
     return f"{subject} {verb} {thing}, which can't leave the program. {advice}."
 
 
-def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, BaseException]:
+def _find_unpicklable_part(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, BaseException]:
     path, culprit, why, tries = "", value, error, 0
     seen: set[int] = set()
-    for _ in range(_DEPTH):
+    for _ in range(_MAX_DEPTH):
         seen.add(id(culprit))
         # Do not search the parts of a future or an open handle.
-        parts = () if future_kind(culprit) or is_open_handle(culprit) else _parts(culprit)
+        parts = () if find_future_kind(culprit) or is_open_handle(culprit) else _iterate_parts(culprit)
         for step, part in parts:
             if id(part) in seen:
                 continue
             tries += 1
-            if tries > _TRIES:
+            if tries > _MAX_TRIES:
                 return path, culprit, why
             try:
                 ByValuePickler(io.BytesIO(), protocol=5, buffer_callback=lambda _: False).dump(part)
@@ -87,10 +87,10 @@ def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, B
                 break
         else:
             break
-    return _tidy(path, value, what=what), culprit, why
+    return _format_path(path, value, what=what), culprit, why
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, part in value.items():
             yield f"[{_shorten(repr(key), 60)}]", part
@@ -103,7 +103,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
                 yield f" variable {name!r} that it closes over", cell.cell_contents
         for index, part in enumerate(value.__defaults__ or ()):
             yield f" default value {index}", part
-        for name in sorted(attribute_names(value.__code__) & value.__globals__.keys()):
+        for name in sorted(find_attribute_names(value.__code__) & value.__globals__.keys()):
             yield f" global {name!r} that it uses", value.__globals__[name]
     elif isinstance(value, types.MethodType):
         yield from ((" its object", value.__self__), (" its function", value.__func__))
@@ -116,10 +116,10 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         if not is_installed(value.__module__):
             yield from ((f".{name}", part) for name, part in vars(value).items())
     elif not isinstance(value, types.ModuleType):
-        yield from ((f".{name}", part) for name, part in _attributes(value).items())
+        yield from ((f".{name}", part) for name, part in _attributes_and_slots(value).items())
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes_and_slots(value: Any) -> dict[str, Any]:
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -129,16 +129,16 @@ def _attributes(value: Any) -> dict[str, Any]:
     return found
 
 
-def _tidy(path: str, value: Any, *, what: str) -> str:
+def _format_path(path: str, value: Any, *, what: str) -> str:
     calls = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)
     if what == "argument" and calls and path.startswith(("[0][", "[1][")):
         name, _, rest = path[4:].partition("]")
         return f"argument {name}{', ' + rest.strip() if rest else ''}"
-    # `[0]` is the function, or the recipe's loader, in its tuple
+    # Omit `[0]`, the index of the function (or the recipe's loader) in its tuple.
     return path.removeprefix("[0]" if what in ("function", "recipe") else "").strip()
 
 
-def _kind(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     for kind, name in ((types.FunctionType, "function"), (type, "class"), (types.ModuleType, "module")):
         if isinstance(value, kind):
             return f"the {name} {getattr(value, '__qualname__', value.__name__)}"

@@ -25,18 +25,18 @@ from typing import Any, NamedTuple
 from stoker.startup import RELEASE
 
 _STDLIB = frozenset(sys.stdlib_module_names)
-_MAIN = ("__main__", "__mp_main__")
+_MAIN_MODULES = ("__main__", "__mp_main__")
 
-_known: dict[str, bool] = {}
+_installed_modules: dict[str, bool] = {}
 
 
 def is_installed(name: str) -> bool:
     """True if a module is part of the Python environment; False for `__main__` and unknown modules."""
-    known = _known.get(name)
+    known = _installed_modules.get(name)
     if known is None:
         known = _is_installed(name)
-        if name in sys.modules:  # cache only the answer for an imported module: others may become importable later
-            _known[name] = known
+        if name in sys.modules:  # do not cache answers for other modules, which may become importable later
+            _installed_modules[name] = known
     return known
 
 
@@ -45,9 +45,9 @@ def _is_installed(name: str) -> bool:
     module = sys.modules.get(name) or sys.modules.get(top)
     if top == "stoker" or top in _STDLIB:
         return True
-    if top in _MAIN or module is None:
+    if top in _MAIN_MODULES or module is None:
         return False
-    file = _file_of(module)
+    file = _module_file(module)
     if file is None:
         return getattr(module, "__spec__", None) is not None
     return _is_in_environment(file) or top in editable_modules()
@@ -58,7 +58,7 @@ def _is_in_environment(file: str) -> bool:
 
 
 def _is_recorded_by_pip(path: str) -> bool:
-    return any(path in recorded for _, recorded in recorded_folders())
+    return any(path in recorded for _, recorded in folders_installed_by_pip())
 
 
 class ModuleSource(NamedTuple):
@@ -69,16 +69,16 @@ class ModuleSource(NamedTuple):
 
 
 _INSTALLED_S = 1.0
-"""Seconds for which the answer that a module is installed is cached."""
+"""Seconds for which `find_module_source` remembers that a module is installed."""
 _installed_until: dict[str, tuple[list[str], float]] = {}
 
 
-def source_of(name: str) -> ModuleSource | None:
+def find_module_source(name: str) -> ModuleSource | None:
     """Return the source of a user's module, or None, without importing a module."""
-    if not name or name.partition(".")[0] in _MAIN or is_installed(name):
+    if not name or name.partition(".")[0] in _MAIN_MODULES or is_installed(name):
         return None
     if (module := sys.modules.get(name)) is not None:
-        file = _file_of(module)
+        file = _module_file(module)
         return ModuleSource(file, is_package=hasattr(module, "__path__")) if file else None
     known = _installed_until.get(name)
     if known is not None and time.monotonic() < known[1] and known[0] == sys.path:
@@ -111,26 +111,26 @@ def _find_module_spec(name: str) -> ModuleSpec | None:
         return None
 
 
-_linked: dict[str, bool] = {}
+_linked_packages: dict[str, bool] = {}
 
 
 def is_linked_package(top: str) -> bool:
     """True for an editable install (`pip install -e`) or a module in a `.pth` folder, unless pip copied the module
     there.
     """
-    if top == "stoker" or top in _MAIN or top in _STDLIB:
+    if top == "stoker" or top in _MAIN_MODULES or top in _STDLIB:
         return False
-    known = _linked.get(top)
+    known = _linked_packages.get(top)
     if known is None:
-        place = place_of(top) or ""
+        place = find_package_path(top) or ""
         is_below = not place.startswith(_site_roots()) and (place + os.sep).startswith(_linked_roots())
         known = top in editable_modules() or (is_below and not _is_recorded_by_pip(place))
         if top in sys.modules:
-            _linked[top] = known
+            _linked_packages[top] = known
     return known
 
 
-def place_of(top: str) -> str | None:
+def find_package_path(top: str) -> str | None:
     module = sys.modules.get(top)
     spec = getattr(module, "__spec__", None) if module is not None else _find_module_spec(top)
     places = getattr(module, "__path__", None) if spec is None else spec.submodule_search_locations
@@ -138,7 +138,7 @@ def place_of(top: str) -> str | None:
     return os.path.abspath(file) if isinstance(file, str) and os.path.exists(file) else None
 
 
-def lookup(home: str, name: str) -> Any:
+def find_by_qualified_name(home: str, name: str) -> Any:
     found: Any = sys.modules.get(home)
     try:
         for part in name.split("."):
@@ -162,7 +162,7 @@ def version_of_package(top: str) -> str:
         return str(getattr(sys.modules.get(top), "__version__", ""))
 
 
-def _file_of(module: ModuleType) -> str | None:
+def _module_file(module: ModuleType) -> str | None:
     file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     return os.path.abspath(file) if file else None
 
@@ -181,8 +181,8 @@ def _linked_roots() -> tuple[str, ...]:
     return tuple(sorted(found.difference(_site_roots())))
 
 
-def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield each folder outside the environment into which pip installed files, with these files."""
+def folders_installed_by_pip() -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield folders outside the Python environment into which pip installed files, each with these files."""
     for entry in sys.path:
         try:
             folder = os.path.abspath(entry)
@@ -214,7 +214,7 @@ def folders_in_pth_files(folder: str) -> Iterator[str]:
 
 
 def editable_modules() -> dict[str, str]:
-    """Return the module paths that the import hooks of editable installs know."""
+    """Return the modules of editable installs, with their paths, from the import hooks of these installs."""
     found: dict[str, str] = {}
     for finder in sys.meta_path:
         home = sys.modules.get(getattr(finder, "__module__", "") or "")

@@ -31,20 +31,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from stoker.contexts.function_code import imports, may_read_own_files
-from stoker.contexts.user_code import ModuleSource, is_linked_package, place_of, source_of
+from stoker.contexts.function_code import find_imports, may_read_own_files
+from stoker.contexts.user_code import ModuleSource, find_module_source, find_package_path, is_linked_package
 from stoker.units import show_bytes
 
 logger = logging.getLogger("stoker.captured")
 
-MOST_BYTES = 8_000_000
+MAX_SOURCE_BYTES = 8_000_000
 """Maximum bytes of sent sources. Above this limit, libraries import the modules from their search path."""
 
 Table = dict[str, tuple[str, bool, str, bytes]]
 """Sent modules by dotted name: file, True if it is a package, version, source."""
 
 
-class _Read(NamedTuple):
+class _ReadSource(NamedTuple):
     source: ModuleSource
     stamp: tuple[int, int]
     data: bytes
@@ -56,7 +56,7 @@ class _Read(NamedTuple):
 def module_names_imported_by(code: types.CodeType, package: str) -> frozenset[str]:
     """Return the names of modules that code may import. `from a.b import c` may import a, a.b and a.b.c."""
     found: set[str] = set()
-    for level, module, names in imports(code):
+    for level, module, names in find_imports(code):
         if level:
             above = package.rsplit(".", level - 1)[0]
             module = f"{above}.{module}".rstrip(".") if above else ""
@@ -74,57 +74,59 @@ def modules_imported_when_run(functions: Iterable[types.FunctionType]) -> set[st
 
 
 def collect_user_modules(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
-    """Return the user's modules among `names`, with their imports; empty if their sources exceed MOST_BYTES."""
-    read, size, waiting = dict[str, _Read](), 0, sorted(names)
+    """Return the user's modules among `names`, with their imports; empty if their sources exceed MAX_SOURCE_BYTES."""
+    read, size, waiting = dict[str, _ReadSource](), 0, sorted(names)
     while waiting:
         name = waiting.pop()
-        source = source_of(name) if name not in read else None
-        found = _read(source, name, digest) if source is not None else None
+        source = find_module_source(name) if name not in read else None
+        found = _read_source(source, name, digest) if source is not None else None
         if found is None:
             continue
         read[name] = found
         waiting += sorted(found.imported)
         size += len(found.data)
-        if size > MOST_BYTES:
+        if size > MAX_SOURCE_BYTES:
             logger.warning(
                 "the modules that a function imports when it runs (%s is one of them) have more than %s of source code"
                 " and are not sent with the function: libraries import them from their search path, once",
                 name,
-                show_bytes(MOST_BYTES),
+                show_bytes(MAX_SOURCE_BYTES),
             )
             return {}
-    return {name: (*one.source, _version(name, read), one.data) for name, one in sorted(read.items())}
+    return {name: (*one.source, _module_version(name, read), one.data) for name, one in sorted(read.items())}
 
 
-def code_of(source: ModuleSource) -> types.CodeType | None:
+def compile_module_source(source: ModuleSource) -> types.CodeType | None:
     """Compile the source of a module. Return None for an extension or a missing file."""
-    data = _bytes_of(source)
-    return _compiled(data, source.file) if data is not None else None
+    data = _read_source_bytes(source)
+    return _compile_source(data, source.file) if data is not None else None
 
 
-_known: dict[tuple[str, str], _Read] = {}
+_read_sources: dict[tuple[str, str], _ReadSource] = {}
 
 
-def _read(source: ModuleSource, name: str, digest: Callable[[types.CodeType], str]) -> _Read | None:
+def _read_source(source: ModuleSource, name: str, digest: Callable[[types.CodeType], str]) -> _ReadSource | None:
     try:
         status = os.stat(source.file)
     except OSError:
         return None
     stamp = (status.st_mtime_ns, status.st_size)
-    known = _known.get((source.file, name))
+    known = _read_sources.get((source.file, name))
     if known is not None and known.stamp == stamp:
         return known
-    data = _bytes_of(source)
-    if data is None or (code := _compiled(data, source.file)) is None:
+    data = _read_source_bytes(source)
+    if data is None or (code := _compile_source(data, source.file)) is None:
         return None
     imported = module_names_imported_by(code, relative_import_package(name, is_package=source.is_package))
     place = source.file if may_read_own_files(code) else ""
     with_packages = imported.union(_module_and_parent_names(name))
-    found = _known[source.file, name] = _Read(source, stamp, data, f"{digest(code)} {place}", with_packages)
+    found = _read_sources[source.file, name] = _ReadSource(
+        source, stamp, data, f"{digest(code)} {place}", with_packages
+    )
     return found
 
 
-def _bytes_of(source: ModuleSource) -> bytes | None:
+def _read_source_bytes(source: ModuleSource) -> bytes | None:
     if source.is_package and os.path.isdir(source.file):
         return b""
     with suppress(OSError):
@@ -134,14 +136,14 @@ def _bytes_of(source: ModuleSource) -> bytes | None:
 
 
 @functools.lru_cache(maxsize=512)
-def _compiled(data: bytes, file: str) -> types.CodeType | None:
+def _compile_source(data: bytes, file: str) -> types.CodeType | None:
     try:
         return compile(data, file, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return None
 
 
-def _version(name: str, read: dict[str, _Read]) -> str:
+def _module_version(name: str, read: dict[str, _ReadSource]) -> str:
     seen, waiting = set[str](), [name]
     while waiting:
         one = waiting.pop()
@@ -163,28 +165,28 @@ def _module_and_parent_names(name: str) -> Iterator[str]:
         name = name.rpartition(".")[0]
 
 
-_FRESH_S = 0.2
+_STAMP_CACHE_S = 0.2
 _stamps: dict[str, tuple[float, str]] = {}
 
 
-def linked_package_stamp(name: str) -> str:
+def get_linked_package_stamp(name: str) -> str:
     top = name.partition(".")[0]
     if not is_linked_package(top):
         return ""
     known = _stamps.get(top)
-    if known is None or time.monotonic() - known[0] > _FRESH_S:
-        place = place_of(top)
-        known = _stamps[top] = (time.monotonic(), _stamp(place) if place else "")
+    if known is None or time.monotonic() - known[0] > _STAMP_CACHE_S:
+        place = find_package_path(top)
+        known = _stamps[top] = (time.monotonic(), _stamp_package(place) if place else "")
     return known[1]
 
 
-def linked_package_stamps(names: Iterable[str] = ()) -> dict[str, str]:
+def get_linked_package_stamps(names: Iterable[str] = ()) -> dict[str, str]:
     tops = {name for name in list(sys.modules) if "." not in name}
     tops.update(name.partition(".")[0] for name in names)
-    return {top: stamp for top in sorted(tops) if (stamp := linked_package_stamp(top))}
+    return {top: stamp for top in sorted(tops) if (stamp := get_linked_package_stamp(top))}
 
 
-def _stamp(place: str) -> str:
+def _stamp_package(place: str) -> str:
     digest = blake2b(digest_size=16)
     for file in _source_files(place):
         with suppress(OSError):
@@ -202,78 +204,83 @@ def _source_files(place: str) -> Iterator[str]:
         yield from (os.path.join(folder, file) for file in sorted(files) if file.endswith((".py", ".so")))
 
 
-class CarriedModules:
+class SentModules:
     """The user modules that were sent with one function or loader."""
 
     def __init__(self, table: Table, stamps: Mapping[str, str]) -> None:
         self._stamps = stamps
-        self._entered_at = -1
+        self._activated_at = -1
         self.found = {
-            name: _Carried(file, version, data, is_package=is_package)
+            name: _SentModule(file, version, data, is_package=is_package)
             for name, (file, is_package, version, data) in table.items()
         }
 
-    def enter(self) -> None:
+    def activate(self) -> None:
         """Make import statements find these modules and the context's other modules."""
-        if self._entered_at != _finder.count_changes:
+        if self._activated_at != _finder.change_count:
             with _lock:
-                self._enter()
+                self._activate()
 
-    def over(self, other: CarriedModules) -> CarriedModules:
+    def combined_with(self, other: SentModules) -> SentModules:
         """Return the modules of both. If a name is in both, these modules win over those of `other`."""
-        both = CarriedModules({}, {**other._stamps, **self._stamps})
+        both = SentModules({}, {**other._stamps, **self._stamps})
         both.found = {**other.found, **self.found}
         return both
 
-    def enter_permanently(self) -> None:
-        self.enter()
+    def set_as_context_modules(self) -> None:
+        self.activate()
         _finder.context = self
 
-    def _enter(self) -> None:
-        known, hidden, wanted = _finder.known, _finder.hidden, {**_finder.context.found, **self.found}
+    def _activate(self) -> None:
+        known, hidden, wanted = (
+            _finder.current_modules,
+            _finder.replaced_modules,
+            {**_finder.context.found, **self.found},
+        )
         # If calls run one at a time, a function finds only the modules sent with it, because it must not import modules
         # of another program.
         leaving = {
-            name: carried
-            for name, carried in known.items()
-            if (wanted[name].version != carried.version if name in wanted else before_replacing is not None)
+            name: sent_module
+            for name, sent_module in known.items()
+            if (wanted[name].version != sent_module.version if name in wanted else before_replacing is not None)
         }
         replaced = [name for name in leaving if name in wanted and is_imported_from_sent_source(name)]
         others = [(name, known[name]) for name in replaced]
-        others += [(name, carried) for (name, _), (carried, _) in hidden.items()]
+        others += [(name, sent_module) for (name, _), (sent_module, _) in hidden.items()]
         if before_replacing is not None and any(
-            name in wanted and carried.is_imported and carried.version != wanted[name].version
-            and not _has_context_version(name, carried) and not _has_context_version(name, wanted[name])
-            for name, carried in others
+            name in wanted and sent_module.is_imported and sent_module.version != wanted[name].version
+            and not _has_context_version(name, sent_module) and not _has_context_version(name, wanted[name])
+            for name, sent_module in others
         ):  # fmt: skip
             before_replacing()
-        _finder.count_replaced += bool(replaced)
+        _finder.replacement_count += bool(replaced)
         elsewhere = [name for name in wanted if name in sys.modules and not is_imported_from_sent_source(name)]
         packages = {name.partition(".")[0] for name in (*leaving, *elsewhere)}
         imported = [name for name in list(sys.modules) if name.partition(".")[0] in packages]
         for name in elsewhere:
             _forget_package(name, imported)
-        for name, carried in leaving.items():
+        for name, sent_module in leaving.items():
             modules = _forget_package(name, imported) if is_imported_from_sent_source(name) else {}
-            if name not in wanted or _has_context_version(name, carried):  # a later call may need the same object again
-                hidden[name, carried.version] = carried, modules
+            # Keep the module object, because a later call may need the same object again.
+            if name not in wanted or _has_context_version(name, sent_module):
+                hidden[name, sent_module.version] = sent_module, modules
         self._forget_edited_packages()
         back = dict[str, Any]()
-        new = {name: carried for name, carried in wanted.items() if name not in known or name in leaving}
+        new = {name: sent_module for name, sent_module in wanted.items() if name not in known or name in leaving}
         for name in leaving.keys() - wanted.keys():
             del known[name]
-        for name, carried in new.items():
-            known[name], modules = hidden.pop((name, carried.version), (carried, {}))
+        for name, sent_module in new.items():
+            known[name], modules = hidden.pop((name, sent_module.version), (sent_module, {}))
             back |= modules
-        for name in sorted(back):  # sorted, because a package must precede its submodules
+        for name in sorted(back):  # sorted, so that a package comes before its submodules
             sys.modules[name] = back[name]
             names, last = _parent_namespace_and_name(name)
             names[last] = back[name]
         if new or leaving:
-            _finder.count_changes += 1
+            _finder.change_count += 1
             if _finder not in sys.meta_path:
                 sys.meta_path.insert(0, _finder)
-        self._entered_at = _finder.count_changes
+        self._activated_at = _finder.change_count
 
     def _forget_edited_packages(self) -> None:
         for top, stamp in self._stamps.items():
@@ -284,30 +291,30 @@ class CarriedModules:
 
 
 before_replacing: Callable[[], None] | None = None
-"""Called before another version of a module replaces an imported one, unless the context has that version."""
+"""Function to call before another version replaces an imported module, unless the module belongs to the context."""
 _imported_at: dict[str, str] = {}
-"""Stamps of linked packages at their import, if known."""
+"""Stamp of each linked package when it was imported."""
 
 
-def count_replaced() -> int:
-    return _finder.count_replaced
+def count_replacements() -> int:
+    return _finder.replacement_count
 
 
 def context_module_versions() -> Mapping[str, str]:
-    return {name: carried.version for name, carried in _finder.context.found.items()}
+    return {name: sent_module.version for name, sent_module in _finder.context.found.items()}
 
 
 def is_imported_from_sent_source(name: str) -> bool:
-    carried = _finder.known.get(name) if name in sys.modules else None
-    return carried is not None and carried.is_imported
+    sent_module = _finder.current_modules.get(name) if name in sys.modules else None
+    return sent_module is not None and sent_module.is_imported
 
 
-def _has_context_version(name: str, carried: _Carried) -> bool:
+def _has_context_version(name: str, sent_module: _SentModule) -> bool:
     own = _finder.context.found.get(name)
-    return own is not None and own.version == carried.version
+    return own is not None and own.version == sent_module.version
 
 
-class _Carried(importlib.abc.ExecutionLoader):
+class _SentModule(importlib.abc.ExecutionLoader):
     def __init__(self, file: str, version: str, data: bytes, *, is_package: bool) -> None:
         self.path = file
         self.version = version
@@ -315,7 +322,7 @@ class _Carried(importlib.abc.ExecutionLoader):
         self.is_imported = False
         self._is_package = is_package
 
-    def spec(self, name: str) -> ModuleSpec | None:
+    def create_spec(self, name: str) -> ModuleSpec | None:
         folder = os.path.dirname(self.path) if self.path.endswith(".py") else self.path
         places = [folder] if self._is_package else None
         return importlib.util.spec_from_file_location(name, self.path, loader=self, submodule_search_locations=places)
@@ -340,30 +347,32 @@ class _Carried(importlib.abc.ExecutionLoader):
         return Path(path).read_bytes()
 
 
-NO_MODULES = CarriedModules({}, {})
+NO_MODULES = SentModules({}, {})
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self.context = NO_MODULES
-        self.known: dict[str, _Carried] = {}
+        self.current_modules: dict[str, _SentModule] = {}
         """Modules by name, in the version of the last call that sent them."""
-        self.hidden: dict[tuple[str, str], tuple[_Carried, dict[str, Any]]] = {}
-        """Replaced modules by name and version, with submodules, for later calls."""
-        self.count_changes = 0
-        self.count_replaced = 0
+        self.replaced_modules: dict[tuple[str, str], tuple[_SentModule, dict[str, Any]]] = {}
+        """Modules that other versions have replaced, by name and version, with their submodules. Later calls may need
+        them again.
+        """
+        self.change_count = 0
+        self.replacement_count = 0
 
     def clear(self) -> None:
-        for name in [name for name in self.known if is_imported_from_sent_source(name)]:
+        for name in [name for name in self.current_modules if is_imported_from_sent_source(name)]:
             _forget_package(name, list(sys.modules))
-        self.known.clear()
-        self.hidden.clear()
+        self.current_modules.clear()
+        self.replaced_modules.clear()
         self.context = NO_MODULES
-        self.count_changes += 1
+        self.change_count += 1
 
     def find_spec(self, fullname: str, _path: Sequence[str] | None, _target: Any = None) -> ModuleSpec | None:
-        carried = self.known.get(fullname)
-        return carried.spec(fullname) if carried is not None else None
+        sent_module = self.current_modules.get(fullname)
+        return sent_module.create_spec(fullname) if sent_module is not None else None
 
 
 _finder = _Finder()

@@ -24,11 +24,11 @@ from stoker.contexts.folders import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
 from stoker.log_files import log_to_file
 from stoker.pilot.agent import objects, observing
-from stoker.pilot.agent.agent import Agent, ManagerLink, Peers, PilotOptions
-from stoker.pilot.agent.loop import TOLD_TO_GO, Loop
+from stoker.pilot.agent.agent import Agent, ManagerLink, PeerServer, PilotOptions
+from stoker.pilot.agent.loop import TERMINATION_SIGNALS, AgentLoop
 from stoker.pilot.agent.scratch import Scratch, base_folder
 from stoker.pilot.cache import ObjectCache, store
-from stoker.pilot.cache.store import KEPT_S
+from stoker.pilot.cache.store import MAX_UNUSED_S
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.devices import GrantedDevices, cpu, find_devices, monitor
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
@@ -42,14 +42,14 @@ log = logging.getLogger("stoker.pilot")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a pilot and return its exit code: 2 if no manager was found, 3 if the manager refused the pilot."""
-    given = _parser().parse_args(arguments)
+    given = _create_parser().parse_args(arguments)
     own = None
     try:
         if not given.block:
             own = _create_block_key(SessionFolder(given.session))
             given.block = own.stem if own is not None else ""
-        agent = _make(given)
-        code = Loop(agent).run()
+        agent = _create_agent(given)
+        code = AgentLoop(agent).run()
         if code:  # the batch job's log shows this line, and the factory reports it
             print(f"stoker-pilot: {agent.state.leaving}", file=sys.stderr)  # noqa: T201
         return code
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 own.unlink()
 
 
-def _parser() -> argparse.ArgumentParser:
+def _create_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stoker-pilot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
     parser.add_argument("--block", default="", help="the block that contains this pilot [none: started by hand]")
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     for option, kind, default, metavar, text in (
         ("--gpu-cores", int, GPU_CORES, "N", "cores kept for each GPU with gpu+cpu (default: %(default)s)"),
         ("--cache-size", str, "50 GB", "SIZE", "size of the object cache (default: %(default)s)"),
-        ("--cache-age", float, KEPT_S, "S", "seconds after which an unused object is removed"),
+        ("--cache-age", float, MAX_UNUSED_S, "S", "seconds after which an unused object is removed"),
         ("--scratch", str, "", "DIR", "local disk for the cache and calls' folders"),
         ("--grace", float, 2.0, "S", "seconds that running calls may continue when the pilot exits"),
         ("--source", str, "", "NAME", "the site of the block"),
@@ -88,21 +88,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _make(given: argparse.Namespace) -> Agent:
+def _create_agent(given: argparse.Namespace) -> Agent:
     umask = os.umask(0o077)
     connections.raise_descriptor_limit()
     session = SessionFolder(given.session)
     there = session.read()
-    pilot = _claim_name(session)
-    logs = session.pilot(pilot)
+    pilot = _create_pilot_folder(session)
+    logs = session.pilot_folder(pilot)
     log_to_file(logs / "pilot.log")
     found = find_devices(
         given.devices, gpus_asked=given.asked_gpus, gpu_cores=given.gpu_cores, limit_s=given.driver_limit
     )
     if kept := cpu.cores_outside_cpu_devices(found.offered):
-        os.sched_setaffinity(0, kept)  # for the agent and its zygotes; each library sets its own cores
+        os.sched_setaffinity(0, kept)  # restricts the agent and its zygotes; each library sets its own cores
     if not there.is_for_this_python:
-        found = found.useless(
+        found = found.with_fault(
             f"the pilot runs Python {PYTHON} ({sys.executable}), but its session runs Python {there.python}, whose"
             " functions the pilot cannot run; start pilots with the session's Python ([environment] python, or"
             " [provider] worker_init)"
@@ -110,16 +110,17 @@ def _make(given: argparse.Namespace) -> Agent:
         log.error("%s", found.lacks)
     devices = found.offered
     base = base_folder(given.scratch)
-    cache = ObjectCache(base / "cache", bound_bytes=parse_bytes(given.cache_size), kept_s=given.cache_age)
+    cache = ObjectCache(base / "cache", capacity_bytes=parse_bytes(given.cache_size), max_unused_s=given.cache_age)
     store.remove_evicted_snapshots(cache)
-    store.remove_stale_snapshots(cache, kept_s=given.cache_age)
-    os.environ.setdefault(SNAPSHOTS, str(store.snapshot_folder_beside(cache)))  # libraries read this variable
+    store.remove_stale_snapshots(cache, max_unused_s=given.cache_age)
+    os.environ.setdefault(SNAPSHOTS, str(store.snapshot_folder_beside(cache)))  # for libraries
     processes.adopt_orphans()
-    signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_GO)  # a signal that ended the pilot here would leave files behind
+    # Until the loop handles these signals, a signal would end the pilot without removing its scratch folder.
+    signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     scratch = Scratch(base, pilot=pilot)
     try:
-        agent = _agent(given, session, found, scratch, cache, pilot=pilot, umask=umask)
-        agent.monitors = monitor.watch(devices, limit_s=given.driver_limit)
+        agent = _build_agent(given, session, found, scratch, cache, pilot=pilot, umask=umask)
+        agent.monitors = monitor.start_monitors(devices, limit_s=given.driver_limit)
         objects.share_environment_archive(agent, given.environment)
     except BaseException:
         scratch.remove()
@@ -132,20 +133,20 @@ def _make(given: argparse.Namespace) -> Agent:
     for device in devices:
         if device.facts.fault:
             log.error("%s: %s", device.facts.device, device.facts.fault)
-    if session.is_carried:
+    if session.is_copied:
         session.objects.mkdir(mode=0o700, exist_ok=True)
         log.info("the session folder is a copy from the job; logs are stored on this node, in %s", logs)
     return agent
 
 
-def _agent(
+def _build_agent(
     given: argparse.Namespace, session: SessionFolder, found: GrantedDevices, scratch: Scratch, cache: ObjectCache, *,
     pilot: str, umask: int,
 ) -> Agent:  # fmt: skip
-    host, logs = socket.gethostname(), session.pilot(pilot)
+    host, logs = socket.gethostname(), session.pilot_folder(pilot)
     options = PilotOptions(given.walltime_s, probe=given.probe, in_batch=bool(given.source), umask=umask)
     link = ManagerLink(session, pilot=pilot, block=given.block)
-    peers = Peers(session, cache)
+    peers = PeerServer(session, cache)
     facts = PilotFacts(
         pilot=pilot,
         session=link.session.session,
@@ -158,11 +159,11 @@ def _agent(
         address=peers.host,
         peer=peers.address,
         cache=cache.identity,
-        cache_bound_bytes=cache.bound_bytes,
+        cache_bound_bytes=cache.capacity_bytes,
         logs=str(logs),
-        folder=f"{host}:{logs}" if session.is_carried else str(logs),
+        folder=f"{host}:{logs}" if session.is_copied else str(logs),
         objects=str(session.objects),
-        is_carried=session.is_carried,
+        is_carried=session.is_copied,
         sleeper_bytes=cpu.sleeper_bytes(found.offered),
         exit_grace_s=given.grace,
         probed=observing.devices_to_probe(options, found.offered),
@@ -176,7 +177,7 @@ def _agent(
 
 def _create_block_key(session: SessionFolder) -> Path | None:
     session.read()
-    if session.is_carried or session.key_file("pilot").exists():
+    if session.is_copied or session.key_file("pilot").exists():
         return None
     block = f"by-hand-{secrets.token_hex(3)}"
     public, secret = zmq.curve_keypair()
@@ -188,15 +189,15 @@ def _create_block_key(session: SessionFolder) -> Path | None:
     return session.block_key_file(block)
 
 
-def _claim_name(session: SessionFolder) -> str:
+def _create_pilot_folder(session: SessionFolder) -> str:
     while True:
         pilot = f"{socket.gethostname().partition('.')[0]}-{secrets.token_hex(2)}"
         try:
-            session.pilot(pilot).mkdir(mode=0o700, parents=True)
+            session.pilot_folder(pilot).mkdir(mode=0o700, parents=True)
         except FileExistsError:
             continue
         except OSError as error:
-            where = session.pilot(pilot)
+            where = session.pilot_folder(pilot)
             raise ConfigError(f"{where} cannot be made: {error}; pilots must see the session folder") from error
         return pilot
 

@@ -26,9 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     suite_long.add_options(parser)
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Two workers per core: many tests wait for other processes."""
-    return 2 * len(os.sched_getaffinity(0))
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two workers per core, because many tests wait for other processes. Three for long tests, which wait more."""
+    return (3 if config.getoption("--long") else 2) * len(os.sched_getaffinity(0))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stoker.contexts.inference.adapter import Finish, GenerationRequest, NewToken, Sampling
+from stoker.contexts.inference.adapter import FinishReason, GenerationRequest, NewToken, Sampling
 
 Ids = tuple[int, ...]
 _STEPS = 2_000
@@ -40,13 +40,13 @@ class EngineDriver(abc.ABC):
     def run(self, found: dict[int, list[NewToken]] | None = None, *, steps: int = _STEPS) -> dict[int, list[NewToken]]:
         found = {} if found is None else found
         for _ in range(steps):
-            load = self.engine.load()
+            load = self.engine.get_load()
             if not load.running + load.waiting:
                 break
             for token in self.engine.step():
                 found.setdefault(token.request, []).append(token)
             if self.cache_bytes:
-                assert self.engine.memory().held_bytes <= self.cache_bytes
+                assert self.engine.get_memory().held_bytes <= self.cache_bytes
         else:
             assert steps < _STEPS, "the engine does not finish"
         return found
@@ -84,12 +84,12 @@ class EngineContract:
         assert len(found.get(gone, [])) < 20
 
     def test_aborted_requests_leave_nothing(self, driver: EngineDriver) -> None:
-        before = driver.engine.load()
+        before = driver.engine.get_load()
         ids = [driver.ask(prompt, max_new_tokens=50) for prompt in driver.prompts]
         driver.run(steps=3)
         for id in (*ids, 10_000):  # aborting the unknown id 10,000 changes nothing
             driver.engine.abort(id)
-        load = driver.engine.load()
+        load = driver.engine.get_load()
         assert (load.running, load.waiting) == (before.running, before.waiting) == (0, 0)
         assert driver.engine.step() == []
         assert driver.tokens(driver.prompts[0], max_new_tokens=3) == driver.own_tokens(driver.prompts[0], most=3)
@@ -104,7 +104,7 @@ class EngineContract:
         found = driver.run(steps=4)
         before = len(found.get(gone, []))
         driver.engine.abort(gone)
-        load = driver.engine.load()
+        load = driver.engine.get_load()
         assert load.running + load.waiting == 1
         driver.run(found)
         assert len(found.get(gone, [])) == before
@@ -165,7 +165,7 @@ class EngineContract:
             id = driver.ask(prompt, max_new_tokens=16, stop=("never", stop), pieces=asked)
             tokens = driver.run()[id]
             assert "".join(token.text for token in tokens) == whole[: whole.index(stop)]
-            assert tokens[-1].finish is Finish.STOP
+            assert tokens[-1].finish is FinishReason.STOP
 
     def test_log_likelihoods_equal_those_of_the_model(self, driver: EngineDriver) -> None:
         id = driver.ask(driver.prompts[0], max_new_tokens=3, logprobs=2)
@@ -185,7 +185,7 @@ class EngineContract:
         ):  # fmt: skip
             with pytest.raises(ValueError, match=r"temperature|logprobs|stop text|max_new_tokens"):
                 driver.ask(driver.prompts[0], **wrong)
-        assert driver.engine.load().waiting == 0
+        assert driver.engine.get_load().waiting == 0
 
     def test_engine_sleeps_and_writes_the_same_text_after_waking(self, driver: EngineDriver) -> None:
         prompt = driver.prompts[1]
@@ -194,9 +194,9 @@ class EngineContract:
         with pytest.raises(RuntimeError, match="cannot sleep"):
             driver.engine.sleep()
         driver.run()
-        held = driver.engine.memory().held_bytes
+        held = driver.engine.get_memory().held_bytes
         driver.engine.sleep()
-        assert driver.engine.memory().held_bytes <= held
+        assert driver.engine.get_memory().held_bytes <= held
         with pytest.raises(ValueError, match="asleep"):
             driver.ask(prompt)
         driver.engine.wake()

@@ -14,7 +14,7 @@ def get(name: str, target: Path, *, addresses: Iterable[str], key: bytes) -> Fet
     """Fetch an object to `target`, completely or not at all."""
     draft = target.with_name(f".{target.name}.draft")
     fetch = ObjectFetch(name, key=key)
-    fetch.offer(ObjectSource(address=address, origin=True) for address in addresses)
-    outcome = fetch.run(draft, alone_s=0.0)
+    fetch.set_sources(ObjectSource(address=address, origin=True) for address in addresses)
+    outcome = fetch.run(draft, no_source_limit_s=0.0)
     os.replace(draft, target)
     return outcome

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import threading
 
-from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, Finish, GenerationRequest, NewToken
+from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, FinishReason, GenerationRequest, NewToken
 
 
 class MemorylessEngine:
     """Memory methods of an engine that do nothing."""
 
-    def memory(self) -> EngineMemory:
+    def get_memory(self) -> EngineMemory:
         return EngineMemory(0, 0, 0)
 
     def resize(self, cache_bytes: int) -> None:
@@ -49,7 +49,7 @@ class CountingEngine(MemorylessEngine):
         new = []
         for id, (request, made) in list(self.open.items()):
             last = made + 1 == request.sampling.max_new_tokens
-            new.append(NewToken(id, request.prompt[0] + made, "x", Finish.LENGTH if last else None))
+            new.append(NewToken(id, request.prompt[0] + made, "x", FinishReason.LENGTH if last else None))
             self.open[id] = (request, made + 1)
             if last:
                 del self.open[id]
@@ -58,10 +58,10 @@ class CountingEngine(MemorylessEngine):
     def abort(self, request: int) -> None:
         self.open.pop(request, None)
 
-    def slots(self) -> int:
+    def count_slots(self) -> int:
         return 8
 
-    def load(self) -> EngineLoad:
+    def get_load(self) -> EngineLoad:
         return EngineLoad(running=len(self.open))
 
     def stop(self) -> None:

@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 CHANGES = {
-    "add", "append", "appendleft", "clear", "demote", "difference_update", "discard", "drop", "end", "end_burst",
-    "extend", "gave", "insert", "learn", "leave", "move_to_end", "pop", "popitem", "popleft", "put", "hold_back",
-    "put_back", "remove", "setdefault", "take", "tell", "update",
+    "add", "add_measurement", "add_runs", "append", "appendleft", "clear", "demote", "difference_update", "discard",
+    "drop", "end", "end_burst", "extend", "insert", "move_to_end", "pop", "popitem", "popleft", "put", "put_back",
+    "record_burst", "record_processed_share", "remove", "remove_library", "set_aside", "set_level", "setdefault",
+    "take", "take_calls", "tell", "update", "use_advised_paces",
 }  # fmt: skip
 """Methods that change their object."""
 

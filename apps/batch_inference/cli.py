@@ -44,8 +44,10 @@ def command(context: click.Context, /, *, max_tokens: int | None, check: bool, j
     appears once, in one of the two files. The same command resumes a batch that was stopped or killed. The exit status
     is 1 if a request has no answer.
     """
-    from stoker.apps.batch_inference.run import check as check_alone
-    from stoker.apps.batch_inference.run import run  # imported here, because importing Parsl would slow down --help
+    from stoker.apps.batch_inference.run import (
+        check_batch,
+        run_batch,  # here, because Parsl would slow down --help
+    )
 
     options = BatchOptions(max_tokens=max_tokens or 0, **given)
-    context.exit((check_alone if check else run)(options, json=json_))
+    context.exit((check_batch if check else run_batch)(options, json=json_))

@@ -19,9 +19,9 @@ from stoker.apps.common.openai_answers import (
     Choice,
     Vectors,
     build_prompts,
-    complete,
-    embed_texts,
-    refusal,
+    complete_prompt,
+    convert_model_error,
+    embed_request_texts,
     set_request_adapter,
 )
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):
-    """Choices (one per prompt), vectors, or an error. `ended_at`: seconds since the epoch."""
+    """The answer to a request: choices (one per prompt), vectors, or an error. `ended_at`: seconds since the epoch."""
 
     custom_id: str
     line: int
@@ -45,7 +45,7 @@ class BatchAnswer(msgspec.Struct, frozen=True):
     packed: bool = False
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         texts = sum(choice.prompt_tokens + choice.completion_tokens for choice in self.choices)
         return self.embedding_token_count + texts
 
@@ -60,30 +60,30 @@ def answer(model: CausalLM, request: ApiRequest) -> BatchAnswer:
     begun, request = time.perf_counter(), set_request_adapter(model, request)
     try:
         prompts = enumerate(build_prompts(model, request))
-        choices = [complete(model, request, prompt, place=place) for place, prompt in prompts]
+        choices = [complete_prompt(model, request, prompt, place=place) for place, prompt in prompts]
     except ValueError as refused:
-        return _ended(request, begun, refused=refused)
-    return _ended(request, begun, choices=choices)
+        return _make_answer(request, begun, refused=refused)
+    return _make_answer(request, begun, choices=choices)
 
 
 @app
 def embed(model: EncoderModel, request: ApiRequest) -> BatchAnswer:
     begun = time.perf_counter()
     try:
-        found, tokens = embed_texts(model, request)
+        found, tokens = embed_request_texts(model, request)
     except ValueError as refused:
-        return _ended(request, begun, refused=refused)
+        return _make_answer(request, begun, refused=refused)
     data = found.astype("<f4", copy=False).tobytes()
-    return _ended(request, begun, vectors=Vectors(found.shape[1], tokens, data))
+    return _make_answer(request, begun, vectors=Vectors(found.shape[1], tokens, data))
 
 
-def _ended(
+def _make_answer(
     request: ApiRequest, begun: float, *, refused: ValueError | None = None, choices: Sequence[Choice] = (),
     vectors: Vectors | None = None,
 ) -> BatchAnswer:  # fmt: skip
     error = None
     if refused is not None:
-        error = refusal(refused, request)
+        error = convert_model_error(refused, request)
         error = msgspec.structs.replace(error, message=f"line {request.line}: {error.message}")
     return BatchAnswer(
         custom_id=request.custom_id, line=request.line, endpoint=request.endpoint, model=request.model,

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 import stoker
-from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of
+from stoker.apps.common.models_file import ModelKind, ModelSettings, make_recipe_from_settings
 from stoker.apps.common.models_file import read_models as read_models_file
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused
 from stoker.contexts import Recipe
@@ -37,10 +37,10 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The file in which a gateway writes how many calls may start."""
 
     @property
-    def path(self) -> Path:
+    def file_path(self) -> Path:
         return Path(self.file) if self.file else EXAMPLE
 
-    def command(self) -> str:
+    def format_command(self) -> str:
         words = ["stoker", "batch", *([self.file] if self.file else [])]
         words += [word for model in self.models for word in ("--model", model)]
         words += ["--models", self.models_file] if self.models_file else []
@@ -52,7 +52,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelPaths(msgspec.Struct, frozen=True):
-    """`named`: paths of models by their name in requests. `every`: path for all other names (empty: refuse them)."""
+    """Models of a batch. `named`: paths by the names in requests; `every`: path for other names (empty: refuse)."""
 
     named: dict[str, str]
     every: str = ""
@@ -60,12 +60,12 @@ class ModelPaths(msgspec.Struct, frozen=True):
     engine: str = "auto"
     """Engine of the models that have no entry in the models file."""
 
-    def path_of(self, name: str) -> str:
+    def path_for_name(self, name: str) -> str:
         return self.named.get(name, self.every)
 
-    def admit(self, request: ApiRequest) -> None:
+    def check_model(self, request: ApiRequest) -> None:
         """Raise RequestRefused for a request that no model can answer."""
-        if not self.path_of(request.model):
+        if not self.path_for_name(request.model):
             said = f"model {request.model} has no --model option (the options name {', '.join(self.named)})"
             raise RequestRefused(said, param="model", code="model_not_found", status=404)
         settings = self.settings.get(request.model)
@@ -73,12 +73,12 @@ class ModelPaths(msgspec.Struct, frozen=True):
             kind = "makes embeddings" if settings.kind is ModelKind.EMBEDDING else "writes texts"
             raise RequestRefused(f"model {request.model} {kind}", param="model", code="model_mismatch")
 
-    def recipe(self, name: str, endpoint: Endpoint) -> Recipe:
+    def make_recipe(self, name: str, endpoint: Endpoint) -> Recipe:
         if name in self.settings:
-            return recipe_of(self.settings[name])
+            return make_recipe_from_settings(self.settings[name])
         if endpoint is Endpoint.EMBEDDINGS:
-            return stoker.encoder(self.path_of(name))
-        return stoker.causal_lm(self.path_of(name), engine=self.engine)
+            return stoker.encoder(self.path_for_name(name))
+        return stoker.causal_lm(self.path_for_name(name), engine=self.engine)
 
 
 def read_models(given: Iterable[str], *, file: str = "", engine: str = "auto") -> ModelPaths:

@@ -44,18 +44,18 @@ class CheckedFile(msgspec.Struct, frozen=True):
     """Names of request fields that do not change an answer."""
 
     @property
-    def lines(self) -> int:
+    def line_count(self) -> int:
         return len(self.custom_ids) + len(self.refused)
 
     @property
-    def request_counts_by_endpoint(self) -> Counter[Endpoint]:
+    def endpoint_counts(self) -> Counter[Endpoint]:
         found: Counter[Endpoint] = Counter()
         for (endpoint, _), number in self.counts.items():
             found[endpoint] += number
         return found
 
     @property
-    def models(self) -> Counter[str]:
+    def model_counts(self) -> Counter[str]:
         found: Counter[str] = Counter()
         for (_, model), number in self.counts.items():
             found[model] += number
@@ -105,11 +105,11 @@ def parse_request_line(
     """Return the request of a line, or why it is refused. `seen`: line numbers by `custom_id`."""
     custom_id: str | None = None
     try:
-        fields = _object(line.data)
+        fields = _parse_json_object(line.data)
         custom_id = _read_unique_custom_id(fields, seen)
-        endpoint = _endpoint(fields)
+        endpoint = _read_endpoint(fields)
     except RequestRefused as refused:
-        return _refused_line(line, custom_id, refused, below="")
+        return _make_refused_line(line, custom_id, refused, below="")
     try:
         request = parse_request_body(
             fields["body"], endpoint=endpoint, custom_id=custom_id, line=line.number, max_tokens=max_tokens,
@@ -117,16 +117,16 @@ def parse_request_line(
         )  # fmt: skip
         admit(request)
     except RequestRefused as refused:
-        return _refused_line(line, custom_id, refused, below="" if refused.error.param == "body" else "body.")
+        return _make_refused_line(line, custom_id, refused, below="" if refused.error.param == "body" else "body.")
     return request
 
 
-def _refused_line(line: Line, custom_id: str | None, refused: RequestRefused, *, below: str) -> RefusedLine:
+def _make_refused_line(line: Line, custom_id: str | None, refused: RequestRefused, *, below: str) -> RefusedLine:
     error = msgspec.structs.replace(refused.error, message=f"line {line.number}: {below}{refused.error.message}")
     return RefusedLine(line=line.number, custom_id=custom_id, error=error)
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _parse_json_object(data: bytes) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(data)
     except UNREADABLE as error:
@@ -147,7 +147,7 @@ def _read_unique_custom_id(fields: dict[str, Any], seen: dict[str, int]) -> str:
     return found
 
 
-def _endpoint(fields: dict[str, Any]) -> Endpoint:
+def _read_endpoint(fields: dict[str, Any]) -> Endpoint:
     for name in _FIELDS:
         if name not in fields:
             raise RequestRefused(f"{name} is missing", param=name, code="missing_required_parameter")

@@ -14,9 +14,9 @@ import msgspec
 from stoker.apps.batch_inference.functions import BatchAnswer
 from stoker.apps.batch_inference.request_file import CheckedFile
 from stoker.apps.common.batch_state import OK, write_lines
-from stoker.apps.common.openai_answers import answer_body, embedding_body
+from stoker.apps.common.openai_answers import build_answer_body, build_embedding_body
 from stoker.apps.common.openai_requests import ApiError
-from stoker.apps.common.runner import result_of
+from stoker.apps.common.runner import find_result
 from stoker.errors import StokerError
 from stoker.run_folder import Record, RecordLog
 
@@ -26,19 +26,19 @@ def make_answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
     key = f"{digest} {answer.line}"
     if answer.error is not None:
         return make_error_line(answer.custom_id, answer.error, key=key)
-    name, created = _name(key), int(answer.ended_at)
+    name, created = _make_request_id(key), int(answer.ended_at)
     if answer.vectors is not None:
-        body = embedding_body(answer.vectors, model=answer.model, packed=answer.packed)
+        body = build_embedding_body(answer.vectors, model=answer.model, packed=answer.packed)
     else:
-        body = answer_body(answer.endpoint, answer.choices, name=name, model=answer.model, created=created)
-    return _line(answer.custom_id, name=name, status=200, body=body)
+        body = build_answer_body(answer.endpoint, answer.choices, name=name, model=answer.model, created=created)
+    return _make_output_line(answer.custom_id, name=name, status=200, body=body)
 
 
 def make_error_line(custom_id: str | None, error: ApiError, *, key: str) -> dict[str, Any]:
-    return _line(custom_id, name=_name(key), status=error.status, body=error.body)
+    return _make_output_line(custom_id, name=_make_request_id(key), status=error.status, body=error.body)
 
 
-def _line(custom_id: str | None, *, name: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
+def _make_output_line(custom_id: str | None, *, name: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": f"batch_req_{name}",
         "custom_id": custom_id,
@@ -47,7 +47,7 @@ def _line(custom_id: str | None, *, name: str, status: int, body: dict[str, Any]
     }
 
 
-def _name(key: str) -> str:
+def _make_request_id(key: str) -> str:
     """Return an id for a request. A second run of the same file gives each request the same id."""
     return hashlib.sha256(key.encode()).hexdigest()[:24]
 
@@ -66,7 +66,7 @@ class BatchTotals(msgspec.Struct):
     refused: set[str] = msgspec.field(default_factory=set)
 
 
-def make_record(answer: BatchAnswer, *, digest: str) -> Record:
+def make_log_record(answer: BatchAnswer, *, digest: str) -> Record:
     line = make_answer_line(answer, digest=digest)
     return {"custom_id": answer.custom_id, "infer_s": round(answer.infer_s, 6), "line": line}
 
@@ -92,23 +92,25 @@ def count_totals(log: RecordLog) -> BatchTotals:
 
 def write_responses(path: Path, checked: CheckedFile, log: RecordLog, totals: BatchTotals) -> None:
     answered = (one for one in checked.custom_ids if (one,) in log and one not in totals.refused)
-    write_lines(path, (_line_of(log, custom_id) for custom_id in answered))
+    write_lines(path, (_read_output_line(log, custom_id) for custom_id in answered))
 
 
-def error_lines(checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failures) -> list[dict[str, Any]]:
+def make_error_lines(
+    checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failures
+) -> list[dict[str, Any]]:
     """Return the output lines of requests without an answer, in the order of the file."""
     lines = {
         one.line: make_error_line(one.custom_id, one.error, key=f"{checked.digest} {one.line}")
         for one in checked.refused
     }
     for custom_id in totals.refused:
-        lines[checked.custom_ids[custom_id]] = _line_of(log, custom_id)
+        lines[checked.custom_ids[custom_id]] = _read_output_line(log, custom_id)
     for custom_id, error in failed.items():
         line = checked.custom_ids[custom_id]
         lines[line] = make_error_line(custom_id, error, key=f"{checked.digest} {line}")
     return [lines[line] for line in sorted(lines)]
 
 
-def _line_of(log: RecordLog, custom_id: str) -> dict[str, Any]:
-    line: dict[str, Any] = result_of((custom_id,), log, what=custom_id)["line"]
+def _read_output_line(log: RecordLog, custom_id: str) -> dict[str, Any]:
+    line: dict[str, Any] = find_result((custom_id,), log, what=custom_id)["line"]
     return line

@@ -25,17 +25,17 @@ from stoker.apps.batch_inference.results import (
     BatchTotals,
     Failures,
     count_totals,
-    error_lines,
     make_call_failed_error,
-    make_record,
+    make_error_lines,
+    make_log_record,
     write_responses,
 )
 from stoker.apps.common.batch_state import BatchUse, PermitFile, write_lines
 from stoker.apps.common.calls import FailedCall, Job, run_calls
-from stoker.apps.common.command_line import RunChoice, columns, count
+from stoker.apps.common.command_line import RunChoice, align_next_steps, format_count
 from stoker.apps.common.models_file import apply_parser_settings, model_digest_or_name
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
-from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
+from stoker.apps.common.runner import ApplicationOutcome, OpenRun, RunAttempt, RunSpec, execute_run
 from stoker.console import Screen
 from stoker.contexts import EngineSettings, Recipe, default_model
 from stoker.errors import CallCancelledError, CallError, ConfigError, ContextError, SerializationError, StokerError
@@ -46,54 +46,60 @@ _SHOWN_ERRORS = 5
 Recipes = Mapping[tuple[Endpoint, str], Recipe]
 
 
-def check(options: BatchOptions, *, json: bool) -> int:
+def check_batch(options: BatchOptions, *, json: bool) -> int:
     """Check the file without running calls. Return 1 if requests are refused, else 0."""
     screen = Screen(json_only=json)
-    checked, _ = _checked(options)
-    for line in _headline(checked):
+    checked, _ = _check_file_and_models(options)
+    for line in _format_headline(checked):
         screen.line(line)
     for one in checked.refused:
         screen.line(f"  {one.error.message}")
     if json:
         refused = [{"line": one.line, "custom_id": one.custom_id, **one.error.body} for one in checked.refused]
-        screen.json({"requests": checked.lines, "models": checked.models, "refused": refused})
+        screen.json({"requests": checked.line_count, "models": checked.model_counts, "refused": refused})
     return 1 if checked.refused else 0
 
 
-def run(options: BatchOptions, *, json: bool) -> int:
+def run_batch(options: BatchOptions, *, json: bool) -> int:
     """Run the batch. Return the exit status: 0, 1 if a request has no answer, 130 after Ctrl-C. Raises StokerError."""
-    checked, models = _checked(options)
-    recipes = {(endpoint, name): models.recipe(name, endpoint) for endpoint, name in checked.counts}
+    checked, models = _check_file_and_models(options)
+    recipes = {(endpoint, name): models.make_recipe(name, endpoint) for endpoint, name in checked.counts}
     identities = {
-        f"{name} for {endpoint.value}": _identity(models, name, recipe) for (endpoint, name), recipe in recipes.items()
+        f"{name} for {endpoint.value}": _describe_model_identity(models, name, recipe)
+        for (endpoint, name), recipe in recipes.items()
     }
-    unasked = [f"  note  no request asks for the model {name}" for name in models.named if name not in checked.models]
+    unasked = [
+        f"  note  no request asks for the model {name}" for name in models.named if name not in checked.model_counts
+    ]
     spec = RunSpec(
         app=APP, prefix="batch", options=options, key=KEY, total=len(checked.custom_ids), noun="answer",
         parameters={
             "requests": checked.digest, "models": identities, "max_tokens": options.max_tokens,
             "engine": options.engine,
         },
-        site=options.site, session=options.session, headline=[*_headline(checked), *unasked], again=options.command(),
+        site=options.site, session=options.session, headline=[*_format_headline(checked), *unasked],
+        again=options.format_command(),
     )  # fmt: skip
 
-    def make(work: OpenRun) -> Outcome:
-        failed = _infer(work, options, checked, models=models, recipes=recipes)
-        return _results(work, options, checked, failed)
+    def complete_run(work: OpenRun) -> ApplicationOutcome:
+        failed = _run_missing_calls(work, options, checked, models=models, recipes=recipes)
+        return _write_results(work, options, checked, failed)
 
-    return execute(spec, make, RunChoice(Path(options.out) if options.out else None, fresh=options.fresh, json=json))
+    return execute_run(
+        spec, complete_run, RunChoice(Path(options.out) if options.out else None, fresh=options.fresh, json=json)
+    )
 
 
-def _infer(
+def _run_missing_calls(
     work: OpenRun, options: BatchOptions, checked: CheckedFile, *, models: ModelPaths, recipes: Recipes
 ) -> Failures:
     failed: Failures = {}
     if len(work.log) == len(checked.custom_ids):
         return failed
-    each = {recipe.key: recipe for recipe in recipes.values()}  # two names may refer to one model
+    each = {recipe.key: recipe for recipe in recipes.values()}  # two names may have one recipe
     sent: list[list[str]] = [[] for _ in each]  # the `custom_id` of each sent request, by job
 
-    def send(names: Collection[tuple[Endpoint, str]], ids: list[str]) -> Iterator[ApiRequest]:
+    def make_missing_requests(names: Collection[tuple[Endpoint, str]], ids: list[str]) -> Iterator[ApiRequest]:
         for request in read_requests(checked, max_tokens=options.max_tokens):
             if (request.endpoint, request.model) in names and (request.custom_id,) not in work.log:
                 ids.append(request.custom_id)
@@ -103,65 +109,66 @@ def _infer(
     for recipe, ids in zip(each.values(), sent, strict=True):
         names = {name for name, one in recipes.items() if one.key == recipe.key}
         embeds = any(endpoint is Endpoint.EMBEDDINGS for endpoint, _ in names)
-        jobs.append(((embed if embeds else answer).with_options(context=recipe), send(names, ids)))
+        jobs.append(((embed if embeds else answer).with_options(context=recipe), make_missing_requests(names, ids)))
 
-    def take(found: BatchAnswer | FailedCall) -> int:
+    def store_answer(found: BatchAnswer | FailedCall) -> int:
         if isinstance(found, FailedCall):
             if found.item < 0:
                 raise found.error
             custom_id = sent[found.job][found.item]
             failed[custom_id] = convert_error_unless_fatal(found.error, line=checked.custom_ids[custom_id])
             return 1
-        work.log.append([make_record(found, digest=checked.digest)])
+        work.log.append([make_log_record(found, digest=checked.digest)])
         work.attempt.infer_s += found.infer_s
         work.attempt.tokens += found.embedding_token_count + sum(choice.completion_tokens for choice in found.choices)
         return 1
 
-    def results(jobs: Sequence[Job]) -> Iterator[BatchAnswer | FailedCall]:
+    def run_calls_of_jobs(jobs: Sequence[Job]) -> Iterator[BatchAnswer | FailedCall]:
         permits = options.permits
-        return run_with_permits(jobs, Permits(Path(permits))) if permits else run_calls(jobs, keep_errors=True)
+        return run_with_permits(jobs, BatchPermits(Path(permits))) if permits else run_calls(jobs, keep_errors=True)
 
-    work.infer(jobs, contexts=each, take=take, noun="requests", also="tokens", results=results)
+    work.run_jobs(jobs, contexts=each, take=store_answer, noun="requests", also="tokens", results=run_calls_of_jobs)
     return failed
 
 
-def _results(work: OpenRun, options: BatchOptions, checked: CheckedFile, failed: Failures) -> Outcome:
+def _write_results(work: OpenRun, options: BatchOptions, checked: CheckedFile, failed: Failures) -> ApplicationOutcome:
     log, folder = work.log, work.folder
     totals = count_totals(log)
-    summary = _summary(checked, totals, work.attempt, failed)
-    lines = error_lines(checked, log, totals, failed)
+    summary = _make_summary(checked, totals, work.attempt, failed)
+    lines = make_error_lines(checked, log, totals, failed)
     errors = folder.write(ERRORS, lambda path: write_lines(path, lines))
     folder.write_json("summary.json", summary)
     responses = folder.finish(
         name=RESPONSES, write=lambda path: write_responses(path, checked, log, totals), complete=not failed
     )
-    report = _report(options, summary, work.attempt, lines[:_SHOWN_ERRORS], responses=responses, errors=errors)
-    return Outcome(
+    report = _format_report(options, summary, work.attempt, lines[:_SHOWN_ERRORS], responses=responses, errors=errors)
+    return ApplicationOutcome(
         summary=summary, files={"responses": responses, "errors_file": errors}, report=report,
         errors=summary["errors"],
     )  # fmt: skip
 
 
-def _summary(checked: CheckedFile, totals: BatchTotals, attempt: Attempt, failed: Failures) -> dict[str, Any]:
+def _make_summary(checked: CheckedFile, totals: BatchTotals, attempt: RunAttempt, failed: Failures) -> dict[str, Any]:
     refused = len(checked.refused) + len(totals.refused)
     return {
-        "requests": checked.lines, "answered": totals.answered, "errors": refused + len(failed), "refused": refused,
+        "requests": checked.line_count, "answered": totals.answered, "errors": refused + len(failed),
+        "refused": refused,
         "failed": len(failed), "prompt_tokens": totals.prompt_tokens, "completion_tokens": totals.completion_tokens,
-        "total_tokens": totals.prompt_tokens + totals.completion_tokens, "models": checked.models,
+        "total_tokens": totals.prompt_tokens + totals.completion_tokens, "models": checked.model_counts,
         "attempt": {
             "requests": attempt.made, "failed": len(failed), "tokens": attempt.tokens,
-            "tokens_per_s": attempt.tokens / attempt.wall_s if attempt.wall_s else 0.0, **attempt.figures,
+            "tokens_per_s": attempt.tokens / attempt.wall_s if attempt.wall_s else 0.0, **attempt.summary_fields,
         },
     }  # fmt: skip
 
 
-def _report(
-    options: BatchOptions, summary: dict[str, Any], attempt: Attempt, shown: Sequence[dict[str, Any]], *,
+def _format_report(
+    options: BatchOptions, summary: dict[str, Any], attempt: RunAttempt, shown: Sequence[dict[str, Any]], *,
     responses: Path, errors: Path,
 ) -> Iterator[str]:  # fmt: skip
     yield ""
     yield (
-        f"  {count(summary['answered'], 'answer')}: {summary['prompt_tokens']:,} tokens read,"
+        f"  {format_count(summary['answered'], 'answer')}: {summary['prompt_tokens']:,} tokens read,"
         f" {summary['completion_tokens']:,} written"
     )
     if attempt.made:
@@ -169,29 +176,32 @@ def _report(
     yield f"  {responses}  {summary['answered']:,}    {errors}  {summary['errors']:,}"
     if shown:
         yield ""
-        yield f"no answer: {summary['errors']:,} of {count(summary['requests'], 'request')}; {errors} has the reasons:"
+        all_requests = format_count(summary["requests"], "request")
+        yield f"no answer: {summary['errors']:,} of {all_requests}; {errors} has the reasons:"
         yield from (f"  {line['response']['body']['error']['message']}" for line in shown)
         if summary["errors"] > len(shown):
             yield "  …"
     if summary["failed"]:
-        yield f"  retry the {summary['failed']:,} failed calls:  {options.command()}"
+        yield f"  retry the {summary['failed']:,} failed calls:  {options.format_command()}"
     if not options.file:
         yield ""
-        yield from columns([("stoker batch FILE --model PATH", f"answer your own requests; the example is {EXAMPLE}")])
+        yield from align_next_steps(
+            [("stoker batch FILE --model PATH", f"answer your own requests; the example is {EXAMPLE}")]
+        )
 
 
-def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
+def _check_file_and_models(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
     models = read_models(options.models, file=options.models_file, engine=options.engine)
     if not models.named and not models.every:
         if options.file:
             how = "--model PATH for all requests, --model NAME=PATH for the requests that name NAME"
             raise ConfigError(f"{options.file}: name a model: {how}", key="model")
         models = msgspec.structs.replace(models, every=default_model())
-    return check_file(options.path, admit=models.admit, max_tokens=options.max_tokens), models
+    return check_file(options.file_path, admit=models.check_model, max_tokens=options.max_tokens), models
 
 
-def _identity(models: ModelPaths, name: str, recipe: Recipe) -> str:
-    files = model_digest_or_name(recipe, models.path_of(name))
+def _describe_model_identity(models: ModelPaths, name: str, recipe: Recipe) -> str:
+    files = model_digest_or_name(recipe, models.path_for_name(name))
     said = models.settings.get(name)
     named = (said.engine, said.dtype, said.tool_parser, said.reasoning_parser) if said is not None else ()
     how = [each for each in named if each != "auto"]
@@ -200,13 +210,14 @@ def _identity(models: ModelPaths, name: str, recipe: Recipe) -> str:
     return " ".join([files, *how])
 
 
-def _headline(checked: CheckedFile) -> list[str]:
-    kinds = ", ".join(
-        f"{number:,} of {endpoint.value}" for endpoint, number in checked.request_counts_by_endpoint.items()
-    )
-    lines = [f"batch · {checked.path.name} · {count(checked.lines, 'request')}" + (f" · {kinds}" if kinds else "")]
+def _format_headline(checked: CheckedFile) -> list[str]:
+    kinds = ", ".join(f"{number:,} of {endpoint.value}" for endpoint, number in checked.endpoint_counts.items())
+    lines = [
+        f"batch · {checked.path.name} · {format_count(checked.line_count, 'request')}"
+        + (f" · {kinds}" if kinds else "")
+    ]
     if checked.refused:
-        lines.append(f"  {count(len(checked.refused), 'line')} cannot be answered; the other lines run")
+        lines.append(f"  {format_count(len(checked.refused), 'line')} cannot be answered; the other lines run")
     if checked.ignored:
         lines.append(f"  note  fields that do not change answers are ignored: {', '.join(checked.ignored)}")
     return lines
@@ -223,37 +234,36 @@ def convert_error_unless_fatal(error: Exception, *, line: int) -> ApiError:
 _LOOK_S = 0.1
 
 
-class Permits:
+class BatchPermits:
     def __init__(self, path: Path) -> None:
         self._file = PermitFile(path)
         self._looked_at = float("-inf")
         self._allowed = self._begun_calls = 0
         self._use = BatchUse()
 
-    def take(self) -> bool:
+    def take_permit(self) -> bool:
         now = time.monotonic()
         if self._begun_calls >= self._allowed and now >= self._looked_at + _LOOK_S:
             self._looked_at = now
-            self._allowed = self._file.allowed(known=self._allowed)
+            self._allowed = self._file.read_permits(default=self._allowed)
         if self._begun_calls >= self._allowed:
             return False
         self._begun_calls += 1
         return True
 
-    def end(self, tokens: int) -> None:
-        """Count a finished call and its tokens."""
+    def count_ended_call(self, tokens: int) -> None:
         self._use = BatchUse(self._use.ended + 1, self._use.tokens + tokens)
         self._file.write_batch_use(self._use)
 
 
-def run_with_permits(jobs: Sequence[Job], permits: Permits) -> Iterator[BatchAnswer | FailedCall]:
+def run_with_permits(jobs: Sequence[Job], permits: BatchPermits) -> Iterator[BatchAnswer | FailedCall]:
     """Run the calls of all jobs in order, like `run_calls` with `keep_errors`. Each call waits for a permit."""
     done: queue.SimpleQueue[tuple[int, int, Future[BatchAnswer]]] = queue.SimpleQueue()
     left = ((job, item, app, each) for job, (app, items) in enumerate(jobs) for item, each in enumerate(items))
     following, running = next(left, None), 0
     while following is not None or running:
-        while following is not None and permits.take():
-            _begin(*following, done)
+        while following is not None and permits.take_permit():
+            _start_call(*following, done)
             following, running = next(left, None), running + 1
         try:
             job, item, future = done.get(timeout=_LOOK_S)
@@ -264,11 +274,11 @@ def run_with_permits(jobs: Sequence[Job], permits: Permits) -> Iterator[BatchAns
         if error is not None and not isinstance(error, Exception):
             raise error
         found = future.result() if error is None else FailedCall(job, item, error)
-        permits.end(found.tokens if isinstance(found, BatchAnswer) else 0)
+        permits.count_ended_call(found.token_count if isinstance(found, BatchAnswer) else 0)
         yield found
 
 
-def _begin(
+def _start_call(
     job: int, item: int, app: StokerApp, request: Any, done: queue.SimpleQueue[tuple[int, int, Future[BatchAnswer]]]
 ) -> None:
     future: Future[BatchAnswer] = app(request)

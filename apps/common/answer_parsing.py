@@ -37,8 +37,8 @@ NO_REASONING = "none"
 REASONING_PARSERS = (NO_REASONING, *REASONING)
 
 
-def detect_reasoning_marks(template: str) -> str:
-    """Return the key in `REASONING` whose end mark the chat template contains, or `none`."""
+def detect_reasoning_parser(template: str) -> str:
+    """Return the key in `REASONING` whose end mark is in the chat template, or `none`."""
     found = (name for name, (_, end) in REASONING.items() if end in template)
     return next(found, NO_REASONING)
 
@@ -57,7 +57,7 @@ class ReasoningParser:
 
     def feed(self, text: str) -> AnswerDelta:
         self._held += text
-        if self._is_first and not self._begins():
+        if self._is_first and not self._check_first_mark():
             return AnswerDelta()
         reasoning = self._take_reasoning() if self._is_reasoning else ""
         return AnswerDelta(reasoning, "" if self._is_reasoning else self._take_answer())
@@ -66,8 +66,8 @@ class ReasoningParser:
         held, self._held = self._held, ""
         return AnswerDelta(reasoning=held.rstrip()) if self._is_reasoning else AnswerDelta(text=held)
 
-    def _begins(self) -> bool:
-        """Check whether the answer begins with the first mark. Return False if the held text is too short to tell."""
+    def _check_first_mark(self) -> bool:
+        """Check whether the answer begins with the first mark. Return False if more text is needed to decide."""
         said = self._held.lstrip()
         if said.startswith(self._begin):
             self._is_reasoning, self._held = True, said.removeprefix(self._begin)
@@ -113,29 +113,29 @@ class AnswerParser:
         self.has_calls = False
 
     def feed(self, text: str) -> AnswerDelta:
-        return self._parse(self._reasoning.feed(text) if self._reasoning else AnswerDelta(text=text))
+        return self._parse_calls(self._reasoning.feed(text) if self._reasoning else AnswerDelta(text=text))
 
     def end(self) -> AnswerDelta:
-        found = self._parse(self._reasoning.end()) if self._reasoning else AnswerDelta()
+        found = self._parse_calls(self._reasoning.end()) if self._reasoning else AnswerDelta()
         if self._calls is None:
             return found
         last = self._add_call_ids(self._calls.end())
         return AnswerDelta(found.reasoning, found.text + last.text, (*found.calls, *last.calls))
 
-    def finish_reason(self, reason: str) -> str:
+    def convert_finish_reason(self, reason: str) -> str:
         return "tool_calls" if self.has_calls and reason == "stop" else reason
 
-    def _parse(self, found: AnswerDelta) -> AnswerDelta:
+    def _parse_calls(self, found: AnswerDelta) -> AnswerDelta:
         if self._calls is None:
             return found
         return replace(self._add_call_ids(self._calls.feed(found.text)), reasoning=found.reasoning)
 
     def _add_call_ids(self, found: AnswerDelta) -> AnswerDelta:
         self.has_calls = self.has_calls or bool(found.calls)
-        calls = (replace(call, id=self._id(call.index)) if call.name else call for call in found.calls)
+        calls = (replace(call, id=self._make_call_id(call.index)) if call.name else call for call in found.calls)
         return replace(found, calls=tuple(calls)) if found.calls else found
 
-    def _id(self, index: int) -> str:
+    def _make_call_id(self, index: int) -> str:
         digest = hashlib.blake2b(f"{self._seed}/{index}".encode(), digest_size=12).hexdigest()
         return digest[:9] if self._has_short_ids else f"call_{digest}"
 
@@ -151,7 +151,7 @@ def make_answer_parser(request: ApiRequest, *, template: str, prompt: str, place
         return None
     marks = None
     if not request.sampling.form_field:  # an answer in a required format has no reasoning
-        marks = REASONING.get(request.reasoning_parser or detect_reasoning_marks(template))
+        marks = REASONING.get(request.reasoning_parser or detect_reasoning_parser(template))
     format = choose_tool_format(request, template)
     calls = _make_call_parser(request, format)
     if marks is None and calls is None:
@@ -171,11 +171,11 @@ def _make_call_parser(request: ApiRequest, format: ToolFormat) -> CallParser | N
         case ToolChoice.NAMED:
             return NamedCallParser(tools.name)
         case ToolChoice.REQUIRED:
-            return ToolCallParser(FORMATS["json"], tools.names, only_first=only_first)
+            return ToolCallParser(FORMATS["json"], tools.function_names, only_first=only_first)
         case ToolChoice.AUTO if format.is_xml and not request.sampling.form_field:
-            return XMLCallParser(tools.parameters, only_first=only_first)
+            return XMLCallParser(tools.parameters_by_function, only_first=only_first)
         case ToolChoice.AUTO if not request.sampling.form_field:
-            return ToolCallParser(format, tools.names, only_first=only_first)
+            return ToolCallParser(format, tools.function_names, only_first=only_first)
         case _:
             return None
 

@@ -28,30 +28,30 @@ class BatchUse(msgspec.Struct, frozen=True):
 
 
 class PermitFile:
-    """The permits file, and the use file next to it. Methods that write may raise OSError."""
+    """Reads and writes the permits file, and the use file next to it. Methods that write may raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._use_path = path.with_suffix(".use")
 
-    def allowed(self, *, known: int) -> int:
-        """Return the number of permits in the file, or `known` if the file is unreadable."""
+    def read_permits(self, *, default: int) -> int:
+        """Return the number of permits in the file, or `default` if the file is unreadable."""
         with suppress(OSError, ValueError):
             return int(self._path.read_text())
-        return known
+        return default
 
-    def allow(self, number: int) -> None:
+    def write_permits(self, number: int) -> None:
         replace_file(self._path, str(number).encode())
 
-    def use(self, *, known: BatchUse) -> BatchUse:
-        return read_json(self._use_path, BatchUse) or known
+    def read_batch_use(self, *, default: BatchUse) -> BatchUse:
+        return read_json(self._use_path, BatchUse) or default
 
     def write_batch_use(self, use: BatchUse) -> None:
         replace_file(self._use_path, msgspec.json.encode(use))
 
-    def reset(self) -> None:
+    def reset_counts(self) -> None:
         self._use_path.unlink(missing_ok=True)
-        self.allow(0)
+        self.write_permits(0)
 
 
 def encode_json_line(value: Any) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 import stoker
-from stoker.apps.common.command_line import count
+from stoker.apps.common.command_line import format_count
 from stoker.console import Screen
 from stoker.contexts import Recipe
 from stoker.sessions import AppCallFuture, CallProgress, Session, StokerApp, facts_of, sent_call
@@ -33,13 +33,13 @@ Job = tuple[StokerApp, Iterable[Any]]
 """A decorated function (app), and an iterable with the argument of each call."""
 
 
-class Stopped(BaseException):
+class StoppedBySignal(BaseException):
     """Raised on Ctrl-C, SIGTERM and SIGHUP. A KeyboardInterrupt would make `stoker.map` print advice."""
 
 
 @contextlib.contextmanager
-def stop_on_signals() -> Iterator[None]:
-    """Raise Stopped in the block at the first SIGINT, SIGTERM or SIGHUP. Under `nohup`, SIGHUP stays ignored.
+def raise_on_signals() -> Iterator[None]:
+    """Raise StoppedBySignal in the block at the first SIGINT, SIGTERM or SIGHUP. Under `nohup`, SIGHUP stays ignored.
 
     Further signals are ignored for five seconds. After that, a signal kills the process. Outside the main thread, this
     does nothing.
@@ -49,18 +49,18 @@ def stop_on_signals() -> Iterator[None]:
         return
     stopped_at: list[float] = []
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def raise_or_exit(number: int, frame: FrameType | None) -> None:
         del frame
         if not stopped_at:
             stopped_at.append(time.monotonic())
-            raise Stopped
+            raise StoppedBySignal
         if time.monotonic() - stopped_at[0] > _PATIENCE_S:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
-    before = {number: signal.signal(number, stop) for number in numbers}
+    before = {number: signal.signal(number, raise_or_exit) for number in numbers}
     try:
         yield
     finally:
@@ -79,27 +79,29 @@ class FailedCall(msgspec.Struct, frozen=True):
 def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | None = None) -> Iterator[Any]:
     """Yield results as they arrive. A failed call raises its error or, with `keep_errors`, yields a FailedCall."""
     if len(jobs) == 1:
-        yield from _results(0, *jobs[0], keep_errors=keep_errors, window=window)
+        yield from _stream_job_results(0, *jobs[0], keep_errors=keep_errors, window=window)
         return
     # A thread per job collects results, so a job that waits for its context to load does not delay other jobs. The size
     # of the queue is limited: the threads wait until the caller takes earlier results.
     come: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=max(_MOST_WAITING, len(jobs)))
     is_over = threading.Event()
 
-    def tell(kind: str, value: Any) -> None:
+    def put_unless_over(kind: str, value: Any) -> None:
         if not is_over.is_set():
             come.put((kind, value))
 
-    def pull(job: int, app: StokerApp, items: Iterable[Any]) -> None:
+    def collect_job_results(job: int, app: StokerApp, items: Iterable[Any]) -> None:
         try:
-            for result in _results(job, app, items, keep_errors=keep_errors, window=window):
-                tell("result", result)
-            tell("end", None)
+            for result in _stream_job_results(job, app, items, keep_errors=keep_errors, window=window):
+                put_unless_over("result", result)
+            put_unless_over("end", None)
         except BaseException as error:
-            tell("error", error)
+            put_unless_over("error", error)
 
     for number, job in enumerate(jobs):
-        threading.Thread(target=pull, args=(number, *job), daemon=True, name=f"stoker-sweep-{number}").start()
+        threading.Thread(
+            target=collect_job_results, args=(number, *job), daemon=True, name=f"stoker-sweep-{number}"
+        ).start()
     left = len(jobs)
     try:
         while left:
@@ -112,7 +114,7 @@ def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | N
                 yield value
     finally:
         is_over.set()
-        with contextlib.suppress(queue.Empty):  # unblock the threads; they end when the session ends
+        with contextlib.suppress(queue.Empty):  # make room in the queue, so that no thread waits forever
             while True:
                 come.get_nowait()
 
@@ -123,7 +125,9 @@ def split_into_batches(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]
         yield batch
 
 
-def _results(job: int, app: StokerApp, items: Iterable[Any], *, keep_errors: bool, window: int | None) -> Iterator[Any]:
+def _stream_job_results(
+    job: int, app: StokerApp, items: Iterable[Any], *, keep_errors: bool, window: int | None
+) -> Iterator[Any]:
     stream = stoker.map(app, items, ordered=False, return_exceptions=keep_errors, window=window)
     for result in stream:
         failed = keep_errors and isinstance(result, Exception)
@@ -137,7 +141,7 @@ def format_session_line(session: Session) -> str:
         time.sleep(0.05)
     kinds = [device.kind for pilot in pilots for device in pilot.devices]
     devices = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
-    here = f"{count(len(pilots), 'pilot')}, {devices}" if pilots else "no pilot yet: stoker status says why"
+    here = f"{format_count(len(pilots), 'pilot')}, {devices}" if pilots else "no pilot yet: stoker status says why"
     return f"stoker {stoker.__version__} · site {session.executor.site.name} · {here} · session {session.id}"
 
 
@@ -145,7 +149,7 @@ _PARTS = 100
 _LOOK_S = 0.5
 
 
-def measure(
+def measure_on_device(
     app: StokerApp, recipe: Recipe, request: Any, *, site: str, session: str = "", json: bool,
     show: Callable[[Any], tuple[dict[str, Any], Iterable[str]]],
 ) -> int:  # fmt: skip
@@ -154,7 +158,7 @@ def measure(
     `show`: returns the JSON form and the lines of a result.
     """
     screen = Screen(json_only=json)
-    with stop_on_signals():
+    with raise_on_signals():
         try:
             with stoker.load(site or None, session=session or None, progress=False) as loaded:
                 screen.line(format_session_line(loaded))
@@ -164,7 +168,7 @@ def measure(
                     for said in poll_call_progress(future):
                         progress.advance(int(_PARTS * said.done / said.total) - progress.done)
                 found = future.result()
-        except Stopped:
+        except StoppedBySignal:
             screen.line("stopped: no measurement is complete, and nothing is kept")
             return INTERRUPTED
     summary, lines = show(found)
@@ -189,7 +193,9 @@ def poll_call_progress(future: AppCallFuture) -> Iterator[CallProgress]:
 def run_collecting_errors(
     work: Callable[[Sequence[T]], Sequence[R]], inputs: Sequence[T]
 ) -> tuple[list[R | None], list[str]]:
-    """Return results and error texts. If a model refuses the inputs (ValueError), each input runs alone."""
+    """Return a result or an error text for each input. If the model refuses the inputs together (ValueError), run each
+    input alone.
+    """
     try:
         return list(work(inputs)), [""] * len(inputs)
     except ValueError:

@@ -31,7 +31,7 @@ class RunChoice(msgspec.Struct, frozen=True):
 
 
 def add_run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], Function]:
-    """Add the options of a run. The command receives `choice` and the other options that are set."""
+    """Add the options that all runs share. The command receives a RunChoice (`choice`) and the options that are set."""
     options = [
         click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]"),
         click.option("--out", metavar="DIR", type=_FOLDER, help=f"The run folder. [runs/{prefix}-DATE-TIME]"),
@@ -45,19 +45,21 @@ def add_run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Functio
         ),
     ]
 
-    def add(function: Function) -> Function:
+    def decorate(function: Function) -> Function:
         @functools.wraps(function)
-        def call(*args: Any, out: Path | None, resume: Path | None, fresh: bool, json_: bool, **given: Any) -> Any:
+        def call_with_choice(
+            *args: Any, out: Path | None, resume: Path | None, fresh: bool, json_: bool, **given: Any
+        ) -> Any:
             if resume and (out or fresh):
                 raise click.UsageError("--resume names the run to continue; leave --out and --fresh out")
             return function(*args, choice=RunChoice(out, resume, fresh, json_), **drop_unset_options(given))
 
-        return cast(Function, functools.reduce(lambda made, option: option(made), reversed(options), call))
+        return cast(Function, functools.reduce(lambda made, option: option(made), reversed(options), call_with_choice))
 
-    return add
+    return decorate
 
 
-def dtype_option(context: str, **more: Any) -> Callable[[Function], Function]:
+def add_dtype_option(context: str, **more: Any) -> Callable[[Function], Function]:
     help = f"The dtype, as in {context}(dtype=...). [auto]"
     return click.option("--dtype", type=click.Choice(_DTYPES), help=help, **more)
 
@@ -68,19 +70,19 @@ def add_site_and_session_options(function: Function) -> Function:
     @click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
     @click.option("--session", metavar="ID", default="", help="Join this running session (see stoker up).")
     @functools.wraps(function)
-    def call(*args: Any, site: str, session: str, **options: Any) -> Any:
+    def call_with_site_and_session(*args: Any, site: str, session: str, **options: Any) -> Any:
         if site and session:
             raise click.UsageError("--session and --site exclude each other; give one")
         return function(*args, site=site, session=session, **options)
 
-    return cast(Function, call)
+    return cast(Function, call_with_site_and_session)
 
 
 def drop_unset_options(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def resolve(
+def resolve_options(
     kind: type[Options], given: Mapping[str, Any], *, app: str, resume: Path | None, files: Sequence[str]
 ) -> Options:
     """Combine defaults, the options of the resumed run, and the given options. Later values win.
@@ -97,14 +99,14 @@ def resolve(
         raise ConfigError(f"the run's options cannot be read: {error}") from None
 
 
-def command(app: str, arguments: str, *, through_make: bool = False) -> str:
+def format_command(app: str, arguments: str, *, through_make: bool = False) -> str:
     if through_make and "MAKELEVEL" in os.environ:
         escaped = arguments.replace("$", "$$").replace('"', '\\"')
         return f'make run ARGS="{escaped}"'
     return f"stoker run {app} {arguments}"
 
 
-def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
+def align_next_steps(lines: Sequence[tuple[str, str]]) -> list[str]:
     """Return the lines of the `next:` block for pairs of a command and its effect."""
     wide = max((len(line) for line, _ in lines), default=0)
     return [
@@ -112,7 +114,7 @@ def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
     ]
 
 
-def count(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

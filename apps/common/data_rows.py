@@ -83,7 +83,7 @@ def check_rows(
         if column:
             first = names.setdefault(item.id, row.number)
             if first != row.number:
-                where = row.place.replace(str(row.number), str(first))  # for example `line 7`
+                where = row.place.replace(str(row.number), str(first))  # `place` is for example `line 7`
                 raise make_row_error(f"{column} {item.id} was already used in {where}", row, path=path, key=column)
         for name in _find_empty_columns(row, wanted, path=path, texts=texts):
             counts[name] += 1
@@ -120,7 +120,7 @@ def _encode_item_for_digest(item: DataItem) -> bytes:
 
 
 def _find_empty_columns(row: Row, wanted: Mapping[str, Sequence[str]], *, path: Path, texts: bool) -> Iterator[str]:
-    """Yield the wanted columns that are empty. Raises ConfigError."""
+    """Yield the required columns whose cell is empty. Raises ConfigError if a column is missing."""
     for who, columns in wanted.items():
         for name in columns:
             if name not in row.fields:
@@ -138,11 +138,11 @@ def _find_empty_columns(row: Row, wanted: Mapping[str, Sequence[str]], *, path: 
 
 
 def read_toml(path: Path, shape: type[S]) -> S:
-    """Raises ConfigError."""
-    return read_struct(read_file(path), shape, file=str(path))
+    """Read a TOML file into a struct. Raises ConfigError."""
+    return read_struct(read_text_file(path), shape, file=str(path))
 
 
-def read_file(path: Path, *, hint: str = "") -> str:
+def read_text_file(path: Path, *, hint: str = "") -> str:
     """Return the text of a file. `hint`: advice in the error if the file is missing. Raises ConfigError."""
     try:
         return read_text(path)

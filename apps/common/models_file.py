@@ -17,7 +17,7 @@ import msgspec
 
 import stoker
 from stoker.apps.common.answer_parsing import REASONING_PARSERS
-from stoker.apps.common.data_rows import read_file
+from stoker.apps.common.data_rows import read_text_file
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint
 from stoker.apps.common.tool_calls import FORMATS
 from stoker.config import Duration, Size
@@ -49,7 +49,7 @@ class ModelKind(enum.Enum):
 
 
 class ColdRequestAction(enum.Enum):
-    """The handling of requests for an unloaded model."""
+    """What the gateway does with requests for a model that is not loaded."""
 
     WAIT = "wait"
     REFUSE = "refuse"
@@ -135,7 +135,7 @@ class _ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_models(path: Path) -> dict[str, ModelSettings]:
-    text = read_file(path, hint="; docs/serve.md shows an example")
+    text = read_text_file(path, hint="; docs/serve.md shows an example")
     return parse_models(text, file=str(path), folder=path.absolute().parent)
 
 
@@ -145,7 +145,7 @@ def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettin
     if not found:
         raise ConfigError(f"{file}: names no model; write [models.NAME] and its path", file=file)
     placed = {
-        name: _load_chat_template(_placed(settings, folder), folder, at=f"{file}: [models.{name}]")
+        name: _load_chat_template(_make_paths_absolute(settings, folder), folder, at=f"{file}: [models.{name}]")
         for name, settings in found.items()
     }
     models = _link_adapters_to_bases(placed, file=file)
@@ -168,8 +168,8 @@ def model_digest_or_name(recipe: Recipe, path: str = "") -> str:
     return ", ".join(part.name for part in recipe.objects) or path
 
 
-def recipe_of(settings: ModelSettings) -> Recipe:
-    """Return the context of a model. Equal settings return equal contexts. Raises RecipeError."""
+def make_recipe_from_settings(settings: ModelSettings) -> Recipe:
+    """Return the recipe of a model's context. Equal settings give equal recipes. Raises RecipeError."""
     options: dict[str, Any] = {
         "dtype": settings.dtype, "memory": _format_size_in_bytes(settings.memory),
         "device_memory": _format_size_in_bytes(settings.device_memory), "min_libraries": settings.min,
@@ -242,7 +242,7 @@ def _format_size_in_bytes(size: Size) -> str | None:
     return f"{int(size)} B" if size else None
 
 
-def _placed(settings: ModelSettings, folder: Path) -> ModelSettings:
+def _make_paths_absolute(settings: ModelSettings, folder: Path) -> ModelSettings:
     """Make the paths absolute. A missing path is kept, because it may be a name on the model hub."""
     if settings.base:
         adapter = os.path.abspath(folder / os.path.expanduser(settings.adapter))

@@ -1,7 +1,7 @@
 """Answer requests with a loaded model, and build the response bodies in OpenAI's format.
 
-A model raises ValueError to refuse a request; `refusal` converts the error to an ApiError. The parameter `name` of
-several functions identifies an answer.
+A model raises ValueError to refuse a request; `convert_model_error` converts the error to an ApiError. The parameter
+`name` of several functions is the id of an answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stoker.apps.common.openai_requests import (
     TokenIds,
 )
 from stoker.apps.common.tool_calls import AnswerDelta
-from stoker.apps.common.tool_prompts import has_tool_support, template_messages
+from stoker.apps.common.tool_prompts import convert_messages_for_template, has_tool_support
 
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel, RelayedTexts
@@ -112,7 +112,7 @@ def build_prompts(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
     options = dict(request.template_options)
     if has_tool_support(template) and request.tools.functions:
         options["tools"] = list(request.tools.functions)
-    messages = template_messages(request, template, choose_tool_format(request, template))
+    messages = convert_messages_for_template(request, template, choose_tool_format(request, template))
     try:
         return (model.chat_prompt(messages, **options),)
     except Exception as error:  # a template is a program and may raise any error
@@ -126,40 +126,44 @@ def set_request_adapter(model: CausalLM, request: ApiRequest) -> ApiRequest:
     return replace(request, sampling=replace(request.sampling, adapter=request.model))
 
 
-def complete(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int) -> Choice:
+def complete_prompt(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int) -> Choice:
     """Return the model's answer to a prompt. `place`: index of the prompt in the request. Raises ValueError."""
     sampling = request.sampling
-    _, options = _options(model, prompt, sampling, place=place)
+    _, options = _make_engine_arguments(model, prompt, sampling, place=place)
     found = model.complete(prompt, **options)
     choice = Choice(
         found.text, found.finish_reason, found.prompt_tokens, found.completion_tokens,
-        logprobs=_cut(found.logprobs, sampling) if sampling.logprobs >= 0 else None,
+        logprobs=_limit_likeliest_tokens(found.logprobs, sampling) if sampling.logprobs >= 0 else None,
     )  # fmt: skip
     if sampling.echo:
-        echo = _echo_piece(model, prompt, found.prompt_logprobs, sampling)
+        echo = _make_echo_piece(model, prompt, found.prompt_logprobs, sampling)
         likelihoods = None if echo.logprobs is None else echo.logprobs + (choice.logprobs or ())
         return replace(choice, text=echo.text + choice.text, logprobs=likelihoods, unshown=echo.unshown)
-    parser = _parser(model, request, prompt, place=place)
+    parser = _make_parser_for_prompt(model, request, prompt, place=place)
     if parser is None:
         return choice
     answer, calls = parse_whole_answer(parser, found.text)
     return replace(
         choice, text=answer.text, reasoning=answer.reasoning, calls=calls,
-        finish_reason=parser.finish_reason(found.finish_reason),
+        finish_reason=parser.convert_finish_reason(found.finish_reason),
     )  # fmt: skip
 
 
-def _parser(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int) -> AnswerParser | None:
+def _make_parser_for_prompt(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int) -> AnswerParser | None:
     if not isinstance(prompt, str):  # only answers to conversations are parsed, and their prompts are strings
         return None
     return make_answer_parser(request, template=model.chat_template, prompt=prompt, place=place)
 
 
-def _echo_piece(model: CausalLM, prompt: Prompt, likelihoods: Likelihoods, sampling: SamplingOptions) -> TokenPiece:
+def _make_echo_piece(
+    model: CausalLM, prompt: Prompt, likelihoods: Likelihoods, sampling: SamplingOptions
+) -> TokenPiece:
     text = prompt if isinstance(prompt, str) else model.text_of(prompt)
     first = likelihoods[0][0] if likelihoods else ""
     unshown = 0 if text.startswith(first) else len(first)
-    return TokenPiece(text, _cut(likelihoods, sampling) if sampling.logprobs >= 0 else None, 0, unshown)
+    return TokenPiece(
+        text, _limit_likeliest_tokens(likelihoods, sampling) if sampling.logprobs >= 0 else None, 0, unshown
+    )
 
 
 def stream_text(
@@ -167,44 +171,46 @@ def stream_text(
 ) -> Iterator[TextPiece | RelayedTexts]:
     """Yield a `RelayedTexts` object for plain text, or a piece per token. Raises ValueError before the first piece."""
     sampling = request.sampling
-    read, options = _options(model, prompt, sampling, place=place)
-    parser = _parser(model, request, prompt, place=place)
+    read, options = _make_engine_arguments(model, prompt, sampling, place=place)
+    parser = _make_parser_for_prompt(model, request, prompt, place=place)
     tokens = model.stream_completion(prompt, **options)
     yield TextBegun(read)
     if parser is not None:
-        yield from _parsed_pieces(parser, tokens, sampling=sampling)
+        yield from _parse_into_pieces(parser, tokens, sampling=sampling)
     elif sampling.logprobs >= 0:
         written, finish = 0, ""
         for token in tokens:
             if token.prompt_logprobs:
-                yield _echo_piece(model, prompt, token.prompt_logprobs, sampling)
+                yield _make_echo_piece(model, prompt, token.prompt_logprobs, sampling)
             written, finish = written + sampling.writes, token.finish_reason
             if sampling.writes:
-                yield TokenPiece(token.text, _cut(token.logprobs, sampling))
+                yield TokenPiece(token.text, _limit_likeliest_tokens(token.logprobs, sampling))
         yield TextEnded(finish, written)
     else:
         if sampling.echo:
-            yield _echo_piece(model, prompt, (), sampling)
+            yield _make_echo_piece(model, prompt, (), sampling)
         texts = tokens.texts()
         yield texts
         yield TextEnded(texts.finish_reason, texts.tokens * sampling.writes)
 
 
-def _parsed_pieces(parser: AnswerParser, tokens: Iterator[Any], *, sampling: SamplingOptions) -> Iterator[TextPiece]:
+def _parse_into_pieces(
+    parser: AnswerParser, tokens: Iterator[Any], *, sampling: SamplingOptions
+) -> Iterator[TextPiece]:
     written, told, finish = 0, 0, ""
     for token in tokens:
         written, finish = written + 1, token.finish_reason
         delta = parser.feed(token.text)
-        likelihoods = _cut(token.logprobs, sampling) if sampling.logprobs >= 0 else None
+        likelihoods = _limit_likeliest_tokens(token.logprobs, sampling) if sampling.logprobs >= 0 else None
         if delta or likelihoods:
             yield AnswerPiece(delta, written - told, likelihoods)
             told = written
     if rest := parser.end():
         yield AnswerPiece(rest, written - told)
-    yield TextEnded(parser.finish_reason(finish), written)
+    yield TextEnded(parser.convert_finish_reason(finish), written)
 
 
-def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
+def embed_request_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
     """Return the vectors of the texts, float32 `[texts, width]`, and the number of tokens. Raises ValueError."""
     if model.longest:
         for text in request.texts:
@@ -221,12 +227,12 @@ def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
     return vectors, tokens
 
 
-def score_pairs(model: EncoderModel, request: ApiRequest) -> ScorePiece:
+def score_text_pairs(model: EncoderModel, request: ApiRequest) -> ScorePiece:
     """Return a score per pair: the output of a cross-encoder (a classifier with one label), or the cosine similarity of
     the embeddings.
     """
     if len(model.labels) != 1:
-        vectors, tokens = embed_texts(model, request)
+        vectors, tokens = embed_request_texts(model, request)
         return ScorePiece(tuple(float(vectors[one] @ vectors[other]) for one, other in request.pairs), tokens)
     pairs = [(request.texts[one], request.texts[other]) for one, other in request.pairs]
     lengths = [model.count_tokens(pair) for pair in pairs]
@@ -240,7 +246,7 @@ def _check_length(model: EncoderModel, length: int, what: str) -> None:
         raise UnusableRequest(f"{_LENGTH_IS} {model.longest} tokens, and {what} has {length}")
 
 
-def refusal(error: ValueError, request: ApiRequest) -> ApiError:
+def convert_model_error(error: ValueError, request: ApiRequest) -> ApiError:
     message, param, code = str(error).replace("prompt 0 ", "the prompt ", 1), _PARAMS[request.endpoint], None
     if isinstance(error, UnusableRequest):
         param, code = error.param or param, error.code
@@ -253,7 +259,9 @@ def refusal(error: ValueError, request: ApiRequest) -> ApiError:
     return ApiError(message, param=param, code=code)
 
 
-def _options(model: CausalLM, prompt: Prompt, sampling: SamplingOptions, *, place: int) -> tuple[int, dict[str, Any]]:
+def _make_engine_arguments(
+    model: CausalLM, prompt: Prompt, sampling: SamplingOptions, *, place: int
+) -> tuple[int, dict[str, Any]]:
     length = model.count_tokens(prompt)
     longest = model.longest or _UNKNOWN_LENGTH
     if sampling.adapter:
@@ -266,7 +274,7 @@ def _options(model: CausalLM, prompt: Prompt, sampling: SamplingOptions, *, plac
         "seed": sampling.seed + place, "stop": sampling.stop, "json_schema": sampling.json_schema,
         "logprobs": max(1, sampling.logprobs) if sampling.logprobs >= 0 else 0,
     }  # fmt: skip
-    if sampling.engine_options:  # only some engines have this argument
+    if sampling.engine_options:  # not passed if empty, because some engines lack this argument
         options["engine_options"] = dict(sampling.engine_options)
     if sampling.adapter:
         options["adapter"] = sampling.adapter
@@ -275,7 +283,7 @@ def _options(model: CausalLM, prompt: Prompt, sampling: SamplingOptions, *, plac
     return length, options
 
 
-def _cut(likelihoods: Likelihoods, sampling: SamplingOptions) -> Likelihoods:
+def _limit_likeliest_tokens(likelihoods: Likelihoods, sampling: SamplingOptions) -> Likelihoods:
     return tuple((token, chance, likeliest[: sampling.logprobs]) for token, chance, likeliest in likelihoods)
 
 
@@ -283,7 +291,7 @@ _FLOAT_BYTES = 4
 _PART_BYTES = 250_000
 
 
-def answer_head(endpoint: Endpoint, *, name: str, model: str, created: int, is_chunk: bool = False) -> Body:
+def build_answer_head(endpoint: Endpoint, *, name: str, model: str, created: int, is_chunk: bool = False) -> Body:
     """Return the fields of an answer, or of a chunk of an answer, that do not depend on its text."""
     is_chat = endpoint is Endpoint.CHAT
     kind = "chat.completion.chunk" if is_chunk else "chat.completion"
@@ -293,45 +301,44 @@ def answer_head(endpoint: Endpoint, *, name: str, model: str, created: int, is_c
     }  # fmt: skip
 
 
-def answer_body(
+def build_answer_body(
     endpoint: Endpoint, choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None
 ) -> Body:
     """Return the response body of a conversation or a completion. `usage` replaces the token counts of the choices."""
     is_chat = endpoint is Endpoint.CHAT
     return {
-        **answer_head(endpoint, name=name, model=model, created=created),
+        **build_answer_head(endpoint, name=name, model=model, created=created),
         "choices": [
             {
                 "index": index,
-                **({"message": _message(choice)} if is_chat else {"text": choice.text}),
-                "logprobs": chat_logprobs(choice.logprobs)
+                **({"message": _build_message_body(choice)} if is_chat else {"text": choice.text}),
+                "logprobs": build_chat_logprobs(choice.logprobs)
                 if is_chat
-                else completion_logprobs(choice.logprobs, offset=-choice.unshown),
+                else build_completion_logprobs(choice.logprobs, offset=-choice.unshown),
                 "finish_reason": choice.finish_reason,
             }
             for index, choice in enumerate(choices)
         ],
-        "usage": usage or token_usage(
+        "usage": usage or build_token_usage(
             sum(choice.prompt_tokens for choice in choices), sum(choice.completion_tokens for choice in choices)
         ),
     }  # fmt: skip
 
 
-def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
+def build_embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
     """Return the response body of an embeddings request. `packed`: True to encode vectors in base64."""
     return {
         "object": "list",
-        "data": [_embedding_item_body(index, vector, packed) for index, vector in enumerate(vectors)],
+        "data": [_build_embedding_item_body(index, vector, packed) for index, vector in enumerate(vectors)],
         **_embedding_model_and_usage(vectors, model),
     }
 
 
-def embedding_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[bytes]:
-    """Yield the JSON text of `embedding_body` in parts."""
+def encode_embedding_body_in_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[bytes]:
     encode = msgspec.json.encode
     part = bytearray(b'{"object":"list","data":[')
     for index, vector in enumerate(vectors):
-        part += (b"," if index else b"") + encode(_embedding_item_body(index, vector, packed))
+        part += (b"," if index else b"") + encode(_build_embedding_item_body(index, vector, packed))
         if len(part) > _PART_BYTES:
             yield bytes(part)
             part.clear()
@@ -350,7 +357,7 @@ class Vectors(msgspec.Struct, frozen=True):
         return (bytes(self.data[start : start + size]) for start in range(0, len(self.data), size))
 
 
-def _message(choice: Choice) -> Body:
+def _build_message_body(choice: Choice) -> Body:
     """Return the message of a choice. Like OpenAI's API, omit empty reasoning and empty calls."""
     message: Body = {"role": "assistant", "content": choice.text or (None if choice.calls else ""), "refusal": None}
     if choice.reasoning:
@@ -363,7 +370,7 @@ def _message(choice: Choice) -> Body:
     return message
 
 
-def delta_body(delta: AnswerDelta) -> Body:
+def build_delta_body(delta: AnswerDelta) -> Body:
     found: Body = {}
     if delta.reasoning:
         found["reasoning_content"] = delta.reasoning
@@ -380,11 +387,11 @@ def delta_body(delta: AnswerDelta) -> Body:
     return found
 
 
-def token_usage(read: int, written: int) -> Body:
+def build_token_usage(read: int, written: int) -> Body:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def _embedding_item_body(index: int, vector: bytes, packed: bool) -> Body:
+def _build_embedding_item_body(index: int, vector: bytes, packed: bool) -> Body:
     numbers = base64.b64encode(vector).decode() if packed else struct.unpack(f"<{len(vector) // _FLOAT_BYTES}f", vector)
     return {"object": "embedding", "index": index, "embedding": numbers}
 
@@ -399,28 +406,33 @@ _LEAST_LOGPROB = -9999.0
 """OpenAI's value for an impossible token, because JSON has no infinity."""
 
 
-def chat_logprobs(likelihoods: Likelihoods | None) -> Body | None:
+def build_chat_logprobs(likelihoods: Likelihoods | None) -> Body | None:
     if likelihoods is None:
         return None
     return {
         "content": [
-            {**_chance(token, chance), "top_logprobs": [_chance(*one) for one in likeliest]}
+            {
+                **_build_token_logprob_body(token, chance),
+                "top_logprobs": [_build_token_logprob_body(*one) for one in likeliest],
+            }
             for token, chance, likeliest in likelihoods
         ],
         "refusal": None,
     }
 
 
-def completion_logprobs(likelihoods: Likelihoods | None, *, offset: int = 0) -> Body | None:
+def build_completion_logprobs(likelihoods: Likelihoods | None, *, offset: int = 0) -> Body | None:
     """Return OpenAI's `logprobs` object. `offset`: number of characters before the first token."""
     if likelihoods is None:
         return None
     ends = itertools.accumulate((len(token) for token, _, _ in likelihoods), initial=offset)
     return {
-        "tokens": [_named(token) for token, _, _ in likelihoods],
+        "tokens": [_format_token(token) for token, _, _ in likelihoods],
         "token_logprobs": [_clamp_logprob_for_json(chance) for _, chance, _ in likelihoods],
         "top_logprobs": [
-            None if own is None else {_named(token): _clamp_logprob_for_json(chance) for token, chance in likeliest}
+            None
+            if own is None
+            else {_format_token(token): _clamp_logprob_for_json(chance) for token, chance in likeliest}
             for _, own, likeliest in likelihoods
         ],
         "text_offset": [max(0, end) for end in ends][: len(likelihoods)],
@@ -431,12 +443,12 @@ def _clamp_logprob_for_json(chance: float | None) -> float | None:
     return None if chance is None else max(_LEAST_LOGPROB, chance)
 
 
-def _chance(token: str, chance: float | None) -> Body:
+def _build_token_logprob_body(token: str, chance: float | None) -> Body:
     raw: bytes = getattr(token, "raw", None) or token.encode()
     return {"token": str(token), "logprob": _clamp_logprob_for_json(chance), "bytes": list(raw)}
 
 
-def _named(token: str) -> str:
+def _format_token(token: str) -> str:
     """Return a token as text, or in OpenAI's `bytes:` notation if the token is a part of a character."""
     raw = getattr(token, "raw", None)
     return str(token) if raw is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

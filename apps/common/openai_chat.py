@@ -2,8 +2,8 @@
 
 Clients send earlier answers back as messages, so every field of an answer is accepted.
 
-A required call has vLLM's format: the arguments of the named function, or a list of objects with `name` and
-`parameters`.
+If a request requires a call, the model writes it in vLLM's format: the arguments of the named function, or a list of
+objects with `name` and `parameters`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.refusals import encode_json_text, equals, expect, refused, shown
+from stoker.apps.common.refusals import are_equal_json_values, check_type, encode_json_text, field_error, format_value
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -55,90 +55,90 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {"function_call": ({},), "audio": ({},), 
 def read_messages(messages: Any, ignored: Callable[[str], None]) -> tuple[ChatMessage, ...]:
     """Parse messages. `ignored` receives the names of ignored fields. Raises RequestRefused."""
     if not isinstance(messages, list) or not messages:
-        raise refused("messages", f"must be a list of messages, and is {shown(messages)}", "invalid_type")
-    return tuple(_message(message, f"messages[{number}]", ignored) for number, message in enumerate(messages))
+        raise field_error("messages", f"must be a list of messages, and is {format_value(messages)}", "invalid_type")
+    return tuple(_read_message(message, f"messages[{number}]", ignored) for number, message in enumerate(messages))
 
 
-def _message(message: Any, where: str, ignored: Callable[[str], None]) -> ChatMessage:
-    role = expect(message, dict, where).get("role")
+def _read_message(message: Any, where: str, ignored: Callable[[str], None]) -> ChatMessage:
+    role = check_type(message, dict, where).get("role")
     for name, value in message.items():
         if value is None or name in _HONOURED or (role is not None and _BY_ROLE.get(name) == role):
             continue
         if name in _IGNORED:
             ignored(f"messages[].{name}")
-        elif not any(equals(value, neutral) for neutral in _NEUTRAL.get(name, ())):
+        elif not any(are_equal_json_values(value, neutral) for neutral in _NEUTRAL.get(name, ())):
             _refuse_field(name, f"{where}.{name}")
     if not isinstance(role, str) or role not in _ROLES:
-        what = "is missing" if role is None else f"is {shown(role)}; it must be system, user, assistant or tool"
-        raise refused(f"{where}.role", what, "invalid_value" if role is not None else "missing_required_parameter")
+        what = "is missing" if role is None else f"is {format_value(role)}; it must be system, user, assistant or tool"
+        raise field_error(f"{where}.role", what, "invalid_value" if role is not None else "missing_required_parameter")
     if role == "tool" and not message.get("tool_call_id"):
-        raise refused(f"{where}.tool_call_id", "is missing", "missing_required_parameter")
-    calls = _calls(message.get("tool_calls"), f"{where}.tool_calls") if role == "assistant" else ()
+        raise field_error(f"{where}.tool_call_id", "is missing", "missing_required_parameter")
+    calls = _read_calls(message.get("tool_calls"), f"{where}.tool_calls") if role == "assistant" else ()
     return ChatMessage(
         role=_ROLES[role],
-        content="" if calls and not message.get("content") else _content_or_refusal(message, where),
-        name=_text(message, "name", where),
+        content="" if calls and not message.get("content") else _read_content_or_refusal(message, where),
+        name=_read_text_field(message, "name", where),
         calls=calls,
-        call_id=_text(message, "tool_call_id", where) if role == "tool" else "",
+        call_id=_read_text_field(message, "tool_call_id", where) if role == "tool" else "",
         reasoning=next((text for name in _REASONING if isinstance(text := message.get(name), str)), ""),
     )
 
 
 def _refuse_field(name: str, where: str) -> None:
     if name in _BY_ROLE:
-        raise refused(where, f"is for messages of the role {_BY_ROLE[name]}", "invalid_value")
+        raise field_error(where, f"is for messages of the role {_BY_ROLE[name]}", "invalid_value")
     if name in _NEUTRAL:
         instead = "use tool_calls" if name == "function_call" else "leave it out"
-        raise refused(where, f"is not supported here; {instead}", "unsupported_parameter")
+        raise field_error(where, f"is not supported here; {instead}", "unsupported_parameter")
     near = difflib.get_close_matches(name, ["role", "content", "name", *_BY_ROLE], n=1)
     hint = f"; did you mean {near[0]}?" if near else "; leave it out"
-    raise refused(where, f"is not a known field of a message{hint}", "unknown_parameter")
+    raise field_error(where, f"is not a known field of a message{hint}", "unknown_parameter")
 
 
-def _text(message: dict[str, Any], name: str, where: str) -> str:
-    return expect(message.get(name) or "", str, f"{where}.{name}")
+def _read_text_field(message: dict[str, Any], name: str, where: str) -> str:
+    return check_type(message.get(name) or "", str, f"{where}.{name}")
 
 
-def _calls(calls: Any, where: str) -> tuple[ToolCall, ...]:
-    given = expect(calls or [], list, where, "a list of calls")
-    return tuple(_call(call, f"{where}[{number}]") for number, call in enumerate(given))
+def _read_calls(calls: Any, where: str) -> tuple[ToolCall, ...]:
+    given = check_type(calls or [], list, where, "a list of calls")
+    return tuple(_read_call(call, f"{where}[{number}]") for number, call in enumerate(given))
 
 
-def _call(call: Any, where: str) -> ToolCall:
-    if (kind := expect(call, dict, where).get("type", "function")) != "function":
-        raise refused(f"{where}.type", f"is {shown(kind)}; only function is supported", "unsupported_value")
-    function = expect(call.get("function"), dict, f"{where}.function", "an object with name and arguments")
+def _read_call(call: Any, where: str) -> ToolCall:
+    if (kind := check_type(call, dict, where).get("type", "function")) != "function":
+        raise field_error(f"{where}.type", f"is {format_value(kind)}; only function is supported", "unsupported_value")
+    function = check_type(call.get("function"), dict, f"{where}.function", "an object with name and arguments")
     for name, value in {"id": call.get("id"), "function.name": function.get("name")}.items():
         if not isinstance(value, str) or not value:
-            raise refused(f"{where}.{name}", "must be a text that is not empty", "invalid_type")
-    arguments = expect(function.get("arguments", ""), str, f"{where}.function.arguments")
+            raise field_error(f"{where}.{name}", "must be a text that is not empty", "invalid_type")
+    arguments = check_type(function.get("arguments", ""), str, f"{where}.function.arguments")
     return ToolCall(call["id"], function["name"], arguments)
 
 
-def _content_or_refusal(message: dict[str, Any], where: str) -> str:
+def _read_content_or_refusal(message: dict[str, Any], where: str) -> str:
     refusal, content = message.get("refusal"), message.get("content")
     if not refusal:
-        return _content(content, f"{where}.content")
+        return _read_content(content, f"{where}.content")
     if content:
-        raise refused(f"{where}.refusal", "is given together with content; give one of them", "invalid_value")
-    return expect(refusal, str, f"{where}.refusal")
+        raise field_error(f"{where}.refusal", "is given together with content; give one of them", "invalid_value")
+    return check_type(refusal, str, f"{where}.refusal")
 
 
-def _content(content: Any, where: str) -> str:
+def _read_content(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if content is None:
-        raise refused(where, "is missing", "missing_required_parameter")
+        raise field_error(where, "is missing", "missing_required_parameter")
     if not isinstance(content, list) or not content:
-        raise refused(where, f"must be a text or a list of parts, and is {shown(content)}", "invalid_type")
+        raise field_error(where, f"must be a text or a list of parts, and is {format_value(content)}", "invalid_type")
     texts: list[str] = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "refusal"):
-            what = f"is of type {shown(kind)}; only text is supported"
-            raise refused(f"{where}[{number}]", what, "unsupported_value")
+            what = f"is of type {format_value(kind)}; only text is supported"
+            raise field_error(f"{where}[{number}]", what, "unsupported_value")
         if not isinstance(text := part.get(kind), str):
-            raise refused(f"{where}[{number}]", "has no text", "unsupported_value")
+            raise field_error(f"{where}[{number}]", "has no text", "unsupported_value")
         texts.append(text)
     return "\n".join(texts)
 
@@ -161,7 +161,7 @@ class ToolChoice(enum.Enum):
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """The functions of a request, as a chat template expects them. `name`: function to call if `choice` is `NAMED`."""
+    """The functions that the model may call. `name`: the function that it must call if `choice` is `NAMED`."""
 
     functions: tuple[dict[str, Any], ...] = ()
     choice: ToolChoice = ToolChoice.NONE
@@ -169,21 +169,21 @@ class Tools(msgspec.Struct, frozen=True):
     is_parallel: bool = True
 
     @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self.parameters)
+    def function_names(self) -> frozenset[str]:
+        return frozenset(self.parameters_by_function)
 
     @property
-    def parameters(self) -> dict[str, dict[str, Any]]:
-        return {each["function"]["name"]: _parameters(each) for each in self.functions}
+    def parameters_by_function(self) -> dict[str, dict[str, Any]]:
+        return {each["function"]["name"]: _function_parameters(each) for each in self.functions}
 
     @property
     def is_call_required(self) -> bool:
         return self.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
 
     @property
-    def schema(self) -> str:
+    def call_schema(self) -> str:
         """The JSON schema that the text of a required call must match."""
-        parameters = self.parameters
+        parameters = self.parameters_by_function
         if self.choice is ToolChoice.NAMED:
             return encode_json_text(parameters[self.name])
         calls, definitions = [], {}
@@ -199,49 +199,53 @@ class Tools(msgspec.Struct, frozen=True):
 
 
 def read_tools(body: Mapping[str, Any]) -> Tools:
-    """Raises RequestRefused."""
+    """Parse the fields `tools`, `tool_choice` and `parallel_tool_calls`. Raises RequestRefused."""
     given = body.get("tools", [])
     if not isinstance(given, list) or len(given) > _MOST_TOOLS:
-        raise refused("tools", f"must be a list of up to {_MOST_TOOLS} tools, and is {shown(given)}", "invalid_type")
-    functions = tuple(_function(tool, f"tools[{number}]") for number, tool in enumerate(given))
-    is_parallel = expect(body.get("parallel_tool_calls", True), bool, "parallel_tool_calls")
-    choice, name = _choice(body.get("tool_choice", "auto"))
+        raise field_error(
+            "tools", f"must be a list of up to {_MOST_TOOLS} tools, and is {format_value(given)}", "invalid_type"
+        )
+    functions = tuple(_read_tool_function(tool, f"tools[{number}]") for number, tool in enumerate(given))
+    is_parallel = check_type(body.get("parallel_tool_calls", True), bool, "parallel_tool_calls")
+    choice, name = _read_tool_choice(body.get("tool_choice", "auto"))
     tools = Tools(functions, choice, name, is_parallel)
     if tools.is_call_required and not functions:
-        raise refused("tool_choice", "needs tools", "invalid_value")
-    if name and name not in tools.names:
-        raise refused("tool_choice", f"names the function {shown(name)}, which is not in tools", "invalid_value")
+        raise field_error("tool_choice", "needs tools", "invalid_value")
+    if name and name not in tools.function_names:
+        raise field_error(
+            "tool_choice", f"names the function {format_value(name)}, which is not in tools", "invalid_value"
+        )
     return tools if functions and choice is not ToolChoice.NONE else Tools()
 
 
-def _function(tool: Any, where: str) -> dict[str, Any]:
+def _read_tool_function(tool: Any, where: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
-        raise refused(f"{where}.type", f"is {shown(kind)}; only function is supported", "unsupported_value")
-    function = expect(tool.get("function"), dict, f"{where}.function")
+        raise field_error(f"{where}.type", f"is {format_value(kind)}; only function is supported", "unsupported_value")
+    function = check_type(tool.get("function"), dict, f"{where}.function")
     given = {name: value for name, value in function.items() if value is not None}
     for name, value in given.items():
         if name not in _FUNCTION_FIELDS:
-            raise refused(f"{where}.function.{name}", "is not a known field of a function", "unknown_parameter")
-        expect(value, _FUNCTION_FIELDS[name], f"{where}.function.{name}")
+            raise field_error(f"{where}.function.{name}", "is not a known field of a function", "unknown_parameter")
+        check_type(value, _FUNCTION_FIELDS[name], f"{where}.function.{name}")
     if not given.get("name"):
-        raise refused(f"{where}.function.name", "is missing or empty", "invalid_type")
+        raise field_error(f"{where}.function.name", "is missing or empty", "invalid_type")
     shown_to_model = {field: given[field] for field in ("name", "description", "parameters") if field in given}
     return {"type": "function", "function": shown_to_model}
 
 
-def _choice(choice: Any) -> tuple[ToolChoice, str]:
+def _read_tool_choice(choice: Any) -> tuple[ToolChoice, str]:
     if choice in ("none", "auto", "required"):
         return ToolChoice(choice), ""
     function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
         what = "it must be none, auto, required, or an object with type function and function.name"
-        raise refused("tool_choice", f"is {shown(choice)}; {what}", "unsupported_value")
+        raise field_error("tool_choice", f"is {format_value(choice)}; {what}", "unsupported_value")
     return ToolChoice.NAMED, name
 
 
-def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _function_parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
     parameters: dict[str, Any] = tool["function"].get("parameters") or _NO_PARAMETERS
     return parameters
 

@@ -21,15 +21,15 @@ from stoker.apps.common.openai_chat import TOOL_FIELDS, ChatMessage, Tools, read
 from stoker.apps.common.refusals import ApiError as ApiError
 from stoker.apps.common.refusals import RequestRefused as RequestRefused
 from stoker.apps.common.refusals import (
+    are_equal_json_values,
+    check_texts,
+    check_type,
+    check_whole_number,
     encode_json_text,
-    equals,
-    expect,
-    expect_texts,
-    expect_whole_number,
-    required,
-    shown,
+    format_value,
+    require_field,
 )
-from stoker.apps.common.refusals import refused as refused
+from stoker.apps.common.refusals import field_error as field_error
 from stoker.decoding import UNREADABLE, why_not_json
 
 
@@ -89,7 +89,7 @@ class ApiRequest(msgspec.Struct, frozen=True):
     pairs: tuple[tuple[int, int], ...] = ()
 
     @property
-    def inputs(self) -> tuple[str, ...]:
+    def input_texts(self) -> tuple[str, ...]:
         """The texts that the model reads, without the texts of its chat template."""
         said = (message.content + "".join(call.arguments for call in message.calls) for message in self.messages)
         tools = (encode_json_text(self.tools.functions),) if self.tools.functions else ()
@@ -165,25 +165,27 @@ def parse_request_body(
     body: Any, *, endpoint: Endpoint, custom_id: str, line: int, max_tokens: int = 0,
     ignored: Note = lambda _field: None,
 ) -> ApiRequest:  # fmt: skip
-    """Raises RequestRefused with a message that begins with the invalid field. `max_tokens`: default limit of new
-    tokens, 0 for OpenAI's default.
+    """Parse a request. Raises RequestRefused with a message that begins with the invalid field. `max_tokens`: default
+    limit of new tokens, 0 for OpenAI's default.
     """
-    expect(body, dict, "body")
+    check_type(body, dict, "body")
     given = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
     _refuse_unsupported_fields(given, endpoint)
     for name in body.keys() & IGNORED:
         if body[name] is not None:
             ignored(name)
-    model = read_model(given)
+    model = read_model_name(given)
     if endpoint is Endpoint.EMBEDDINGS:
         form, width = given.get("encoding_format", "float"), given.get("dimensions")
         if form not in ("float", "base64"):
-            raise refused("encoding_format", f"is {shown(form)}; it must be float or base64", "invalid_value")
-        texts = expect_texts(required(given, "input"), "input", most=_MOST_INPUTS)
+            raise field_error(
+                "encoding_format", f"is {format_value(form)}; it must be float or base64", "invalid_value"
+            )
+        texts = check_texts(require_field(given, "input"), "input", most=_MOST_INPUTS)
         return ApiRequest(
             custom_id, line, endpoint, model, texts=tuple(texts),
             packed=form == "base64",
-            dimensions=expect_whole_number(width, "dimensions", least=1, most=_MOST_TOKENS) if width is not None else 0,
+            dimensions=check_whole_number(width, "dimensions", least=1, most=_MOST_TOKENS) if width is not None else 0,
         )  # fmt: skip
     sampling = _read_sampling_options(given, endpoint, custom_id=custom_id, max_tokens=max_tokens)
     if endpoint is Endpoint.CHAT:
@@ -191,15 +193,15 @@ def parse_request_body(
         if tools.is_call_required:  # the call replaces any other required output format
             options = tuple((name, value) for name, value in sampling.engine_options if name not in _FORMS)
             sampling = msgspec.structs.replace(
-                sampling, json_schema=tools.schema, engine_options=options, form_field="tool_choice"
+                sampling, json_schema=tools.call_schema, engine_options=options, form_field="tool_choice"
             )
         return ApiRequest(
-            custom_id, line, endpoint, model, messages=read_messages(required(given, "messages"), ignored),
+            custom_id, line, endpoint, model, messages=read_messages(require_field(given, "messages"), ignored),
             sampling=sampling, tools=tools, template_options=tuple(_read_template_options(given)),
         )  # fmt: skip
-    prompt = required(given, "prompt")
+    prompt = require_field(given, "prompt")
     ids = _read_token_id_prompts(prompt)
-    texts = [] if ids else expect_texts(prompt, "prompt", or_ids=" or token ids")
+    texts = [] if ids else check_texts(prompt, "prompt", or_ids=" or token ids")
     return ApiRequest(custom_id, line, endpoint, model, texts=tuple(texts), sampling=sampling, ids=ids)
 
 
@@ -219,32 +221,32 @@ def _refuse_unsupported_fields(body: Body, endpoint: Endpoint) -> None:
     for name, value in body.items():
         if name in honoured:
             continue
-        if any(equals(value, neutral) for neutral in NEUTRAL.get(name, ())):
+        if any(are_equal_json_values(value, neutral) for neutral in NEUTRAL.get(name, ())):
             continue
         if name in _DEPRECATED:
-            raise refused(name, f"is deprecated and not supported; use {_DEPRECATED[name]}", "unsupported_value")
+            raise field_error(name, f"is deprecated and not supported; use {_DEPRECATED[name]}", "unsupported_value")
         if name in NEUTRAL:
             only = " or ".join(encode_json_text(neutral) for neutral in NEUTRAL[name])
-            raise refused(name, f"is {shown(value)}; only {only} is supported", "unsupported_value")
+            raise field_error(name, f"is {format_value(value)}; only {only} is supported", "unsupported_value")
         if name in REFUSED:
-            raise refused(name, "is not supported here; leave it out", "unsupported_parameter")
+            raise field_error(name, "is not supported here; leave it out", "unsupported_parameter")
         near = difflib.get_close_matches(name, sorted({*honoured, *NEUTRAL}), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise refused(name, f"is not a known field of {endpoint.value} requests{hint}", "unknown_parameter")
+        raise field_error(name, f"is not a known field of {endpoint.value} requests{hint}", "unknown_parameter")
 
 
-def read_model(body: Body) -> str:
-    model = required(body, "model")
+def read_model_name(body: Body) -> str:
+    model = require_field(body, "model")
     if not isinstance(model, str) or not model:
-        raise refused("model", f"must be a text, and is {shown(model)}", "invalid_type")
+        raise field_error("model", f"must be a text, and is {format_value(model)}", "invalid_type")
     return model
 
 
 def _read_template_options(body: Body) -> Iterable[tuple[str, Any]]:
-    options = expect(body.get("chat_template_kwargs", {}), dict, "chat_template_kwargs")
+    options = check_type(body.get("chat_template_kwargs", {}), dict, "chat_template_kwargs")
     for name in options.keys() & _OWN_TEMPLATE_OPTIONS:
         field = f"chat_template_kwargs.{name}"
-        raise refused(field, "is not supported here; leave it out", "unsupported_parameter")
+        raise field_error(field, "is not supported here; leave it out", "unsupported_parameter")
     return options.items()
 
 
@@ -256,35 +258,41 @@ def _read_token_id_prompts(prompt: Any) -> tuple[TokenIds, ...]:
     for number, tokens in enumerate(prompts):
         where = f"prompt[{number}]" if prompts is prompt else "prompt"
         if not isinstance(tokens, list):
-            what = f"must be a list of token ids, like prompt[0], and is {shown(tokens)}"
-            raise refused(where, what, "invalid_type")
+            what = f"must be a list of token ids, like prompt[0], and is {format_value(tokens)}"
+            raise field_error(where, what, "invalid_type")
         if not tokens:
-            raise refused(where, "is empty", "invalid_value")
+            raise field_error(where, "is empty", "invalid_value")
         for place, token in enumerate(tokens):
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= _MOST_TOKENS:
-                raise refused(f"{where}[{place}]", f"must be a token id, and is {shown(token)}", "invalid_type")
+                raise field_error(
+                    f"{where}[{place}]", f"must be a token id, and is {format_value(token)}", "invalid_type"
+                )
     return tuple(map(tuple, prompts))
 
 
 def _read_sampling_options(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int) -> SamplingOptions:
     limits = [name for name in ("max_tokens", "max_completion_tokens") if name in body]
     if len(limits) == 2:
-        raise refused("max_tokens", "is given together with max_completion_tokens; give one of them", "invalid_value")
+        raise field_error(
+            "max_tokens", "is given together with max_completion_tokens; give one of them", "invalid_value"
+        )
     own = _COMPLETION_TOKENS if endpoint is Endpoint.COMPLETIONS else 0
-    form_field, form, value = _form(body)
+    form_field, form, value = _read_output_format(body)
     schema, options = (value, ()) if form == "json_schema" else ("", ((form, value),) if form else ())
-    echo = expect(body.get("echo", False), bool, "echo")
-    given = _whole(body, limits[0], least=0 if echo else 1, most=_MOST_TOKENS) if limits else -1
+    echo = check_type(body.get("echo", False), bool, "echo")
+    given = _read_whole_number(body, limits[0], least=0 if echo else 1, most=_MOST_TOKENS) if limits else -1
     return SamplingOptions(
         max_new_tokens=given if limits else max_tokens or own,
-        temperature=_number(
+        temperature=_read_number(
             body, "temperature", lambda value: value == 0 or _LEAST_TEMPERATURE <= value <= 2,
             "from 1e-6 to 2, or 0",
         ),
-        top_p=_number(body, "top_p", lambda value: 0 < value <= 1, "above 0, at most 1"),
+        top_p=_read_number(body, "top_p", lambda value: 0 < value <= 1, "above 0, at most 1"),
         # The seed must depend only on the request, because the request may run again elsewhere.
-        seed=_whole(body, "seed", least=-_SEEDS, most=_SEEDS) if "seed" in body else zlib.crc32(custom_id.encode()),
-        stop=_stops(body.get("stop", [])),
+        seed=_read_whole_number(body, "seed", least=-_SEEDS, most=_SEEDS)
+        if "seed" in body
+        else zlib.crc32(custom_id.encode()),
+        stop=_read_stop_texts(body.get("stop", [])),
         logprobs=_read_logprob_count(body, endpoint),
         json_schema=schema,
         engine_options=(*_read_engine_options(body), *options),
@@ -296,43 +304,45 @@ def _read_sampling_options(body: Body, endpoint: Endpoint, *, custom_id: str, ma
 
 def _read_engine_options(body: Body) -> Iterable[tuple[str, Any]]:
     for name, (kind, shape, neutral) in ENGINE_FIELDS.items():
-        if name in body and not any(equals(body[name], each) for each in neutral):
+        if name in body and not any(are_equal_json_values(body[name], each) for each in neutral):
             try:
                 yield name, msgspec.convert(body[name], kind, str_keys=True)
             except msgspec.ValidationError:
-                raise refused(name, f"must be {shape}, and is {shown(body[name])}", "invalid_value") from None
+                raise field_error(
+                    name, f"must be {shape}, and is {format_value(body[name])}", "invalid_value"
+                ) from None
 
 
 def _read_logprob_count(body: Body, endpoint: Endpoint) -> int:
     if endpoint is not Endpoint.CHAT:
-        return _whole(body, "logprobs", least=0, most=_MOST_LIKELIEST) if "logprobs" in body else -1
-    wants = expect(body.get("logprobs", False), bool, "logprobs")
-    most = _whole(body, "top_logprobs", least=0, most=_MOST_LIKELIEST) if "top_logprobs" in body else 0
+        return _read_whole_number(body, "logprobs", least=0, most=_MOST_LIKELIEST) if "logprobs" in body else -1
+    wants = check_type(body.get("logprobs", False), bool, "logprobs")
+    most = _read_whole_number(body, "top_logprobs", least=0, most=_MOST_LIKELIEST) if "top_logprobs" in body else 0
     if most and not wants:
-        raise refused("top_logprobs", "needs logprobs to be true", "invalid_value")
+        raise field_error("top_logprobs", "needs logprobs to be true", "invalid_value")
     return most if wants else -1
 
 
-def _form(body: Body) -> tuple[str, str, Any]:
+def _read_output_format(body: Body) -> tuple[str, str, Any]:
     """Return the field that sets an output format, the engine option, and its value, or three empty values."""
     asked = [(name, name.removeprefix("guided_"), body[name]) for name in body if name.startswith("guided_")]
-    outputs = expect(body.get("structured_outputs", {}), dict, "structured_outputs")
+    outputs = check_type(body.get("structured_outputs", {}), dict, "structured_outputs")
     for name, value in outputs.items():
         field, is_any = f"structured_outputs.{name}", name == "json_object" and value is True
         if not is_any and name not in _FORMS and value not in (None, False):
-            raise refused(field, "is not supported here; leave it out", "unsupported_parameter")
+            raise field_error(field, "is not supported here; leave it out", "unsupported_parameter")
         if value not in (None, False):
             asked.append((field, "json", {"type": "object"}) if is_any else (field, name, value))
     schema = _read_response_schema(body.get("response_format", {"type": "text"}))
     if schema is not None:
         asked.append(("response_format", "json", schema))
     if len(asked) > 1:
-        raise refused(asked[1][0], f"is given together with {asked[0][0]}; give one of them", "invalid_value")
+        raise field_error(asked[1][0], f"is given together with {asked[0][0]}; give one of them", "invalid_value")
     for field, name, value in asked:
         value = encode_json_text(value) if name == "json" and isinstance(value, dict) else value
         texts = value if name == "choice" else [value]
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-            raise refused(field, f"must be {_FORMS[name]}, and is {shown(value)}", "invalid_type")
+            raise field_error(field, f"must be {_FORMS[name]}, and is {format_value(value)}", "invalid_type")
         return field, "json_schema" if name == "json" else name, value
     return "", "", None
 
@@ -342,30 +352,30 @@ def _read_response_schema(form: Any) -> Body | None:
     if kind in ("text", "json_object"):
         return {"type": "object"} if kind == "json_object" else None
     if kind != "json_schema":
-        what = f"is {shown(form)}; it must be of the type text, json_object or json_schema"
-        raise refused("response_format", what, "unsupported_value")
+        what = f"is {format_value(form)}; it must be of the type text, json_object or json_schema"
+        raise field_error("response_format", what, "unsupported_value")
     named = form.get("json_schema")
     schema = named.get("schema") if isinstance(named, dict) else None
     if not isinstance(schema, dict):
-        raise refused("response_format", "has no json_schema.schema", "unsupported_value")
+        raise field_error("response_format", "has no json_schema.schema", "unsupported_value")
     return schema
 
 
-def _stops(value: Any) -> tuple[str, ...]:
+def _read_stop_texts(value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise refused("stop", f"must be one or more nonempty texts, and is {shown(value)}", "invalid_type")
+        raise field_error("stop", f"must be one or more nonempty texts, and is {format_value(value)}", "invalid_type")
     return tuple(texts)
 
 
-def _whole(body: Body, name: str, *, least: int, most: int) -> int:
-    return expect_whole_number(body[name], name, least=least, most=most)
+def _read_whole_number(body: Body, name: str, *, least: int, most: int) -> int:
+    return check_whole_number(body[name], name, least=least, most=most)
 
 
-def _number(body: Body, name: str, fits: Callable[[float], bool], range_: str) -> float:
+def _read_number(body: Body, name: str, fits: Callable[[float], bool], range_: str) -> float:
     value = body.get(name, 1.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
-        raise refused(name, f"must be a number {range_}, and is {shown(value)}", "invalid_value")
+        raise field_error(name, f"must be a number {range_}, and is {format_value(value)}", "invalid_value")
     return float(value)
 
 

@@ -26,7 +26,7 @@ class ApiError(msgspec.Struct, frozen=True):
 
 
 class RequestRefused(Exception):
-    """A refusal. `retry_after_s`: as in `ApiError`; `why`: the cause, only for the log."""
+    """The refusal of a request. `retry_after_s`: as in `ApiError`; `why`: the cause, only for the log."""
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400,
@@ -37,51 +37,55 @@ class RequestRefused(Exception):
         self.why = why
 
 
-def refused(param: str, problem: str, code: str) -> RequestRefused:
+def field_error(param: str, problem: str, code: str) -> RequestRefused:
     return RequestRefused(f"{param} {problem}", param=param, code=code)
 
 
 _WORDS = {str: "a text", bool: "true or false", list: "a list", dict: "an object"}
 
 
-def expect(value: Any, kind: type[T], where: str, what: str = "") -> T:
+def check_type(value: Any, kind: type[T], where: str, what: str = "") -> T:
     """Return `value` if its type is `kind`, else raise RequestRefused. `what`: the expected value in words."""
     if not isinstance(value, kind):
-        raise refused(where, f"must be {what or _WORDS[kind]}, and is {shown(value)}", "invalid_type")
+        raise field_error(where, f"must be {what or _WORDS[kind]}, and is {format_value(value)}", "invalid_type")
     return value
 
 
-def expect_whole_number(value: Any, where: str, *, least: int, most: int) -> int:
+def check_whole_number(value: Any, where: str, *, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         shape = "a whole number of 64 bits" if least < 0 else f"a whole number from {least} to {most}"
-        raise refused(where, f"must be {shape}, and is {shown(value)}", "invalid_value")
+        raise field_error(where, f"must be {shape}, and is {format_value(value)}", "invalid_value")
     return value
 
 
-def expect_texts(value: Any, where: str, *, most: int = 0, or_ids: str = "") -> list[str]:
+def check_texts(value: Any, where: str, *, most: int = 0, or_ids: str = "") -> list[str]:
     """Return one or more texts as a list. `most`: maximum number, 0 = unlimited; `or_ids`: appended to an error."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts:
-        raise refused(where, f"must be a text or a list of texts{or_ids}, and is {shown(value)}", "invalid_type")
+        raise field_error(
+            where, f"must be a text or a list of texts{or_ids}, and is {format_value(value)}", "invalid_type"
+        )
     if most and len(texts) > most:
-        raise refused(where, f"has {len(texts):,} texts; at most {most:,} are allowed in a request", "invalid_value")
+        raise field_error(
+            where, f"has {len(texts):,} texts; at most {most:,} are allowed in a request", "invalid_value"
+        )
     for number, text in enumerate(texts):
         at = where if isinstance(value, str) else f"{where}[{number}]"
         if not isinstance(text, str):
             tokens = "; token ids are not supported: give the text" if isinstance(text, int | list) else ""
-            raise refused(at, f"must be a text, and is {shown(text)}{tokens}", "invalid_type")
+            raise field_error(at, f"must be a text, and is {format_value(text)}{tokens}", "invalid_type")
         if not text:
-            raise refused(at, "is empty", "invalid_value")
+            raise field_error(at, "is empty", "invalid_value")
     return texts
 
 
-def required(body: Mapping[str, Any], name: str) -> Any:
+def require_field(body: Mapping[str, Any], name: str) -> Any:
     if body.get(name) is None:
-        raise refused(name, "is missing", "missing_required_parameter")
+        raise field_error(name, "is missing", "missing_required_parameter")
     return body[name]
 
 
-def equals(value: Any, other: Any) -> bool:
+def are_equal_json_values(value: Any, other: Any) -> bool:
     """True if two JSON values are equal. In contrast to Python, true does not equal 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
@@ -90,6 +94,6 @@ def encode_json_text(value: Any) -> str:
     return str(msgspec.json.encode(value), "utf-8")
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     text = encode_json_text(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

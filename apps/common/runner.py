@@ -1,10 +1,10 @@
 """Run an application: open or resume its run folder, make calls, keep results, and report.
 
-An application passes a `RunSpec` and a function that returns an `Outcome`:
+An application passes a `RunSpec` and a function that returns an `ApplicationOutcome`:
 
     def run(given, choice: RunChoice) -> int:
         spec = RunSpec(app=APP, prefix="mine", parameters=..., options=..., key=("id",), total=len(items), ...)
-        return execute(spec, lambda work: _results(work, items), choice)
+        return execute_run(spec, lambda work: _results(work, items), choice)
 
     def _results(work: OpenRun, items: ...) -> Outcome:
         work.infer([(app, requests)], contexts={"": recipe}, take=keep, noun="items")
@@ -26,8 +26,8 @@ from typing import Any
 import msgspec
 
 import stoker
-from stoker.apps.common.calls import INTERRUPTED, Job, Stopped, format_session_line, run_calls, stop_on_signals
-from stoker.apps.common.command_line import RunChoice, command, count
+from stoker.apps.common.calls import INTERRUPTED, Job, StoppedBySignal, format_session_line, raise_on_signals, run_calls
+from stoker.apps.common.command_line import RunChoice, format_command, format_count
 from stoker.config import load_site
 from stoker.console import Screen
 from stoker.contexts import Recipe
@@ -40,7 +40,7 @@ Records = RecordLog | Mapping[tuple[Any, ...], Record]
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A run. Runs of an `app` with equal `parameters` are one run. `again`: resuming command (empty: `--resume`)."""
+    """A run. Runs of an `app` with equal `parameters` are the same run. `again`: resume command, if not `--resume`."""
 
     app: str
     prefix: str
@@ -56,9 +56,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     through_make: bool = False
 
 
-class Attempt(msgspec.Struct):
-    """An attempt of a run. `kept`: results from earlier attempts; `made`: new results; `origin`: origin of the
-    model.
+class RunAttempt(msgspec.Struct):
+    """One attempt to complete a run. `kept`: number of results from earlier attempts; `made`: number of new results;
+    `origin`: where the model was loaded from.
     """
 
     wall_s: float = 0.0
@@ -72,12 +72,12 @@ class Attempt(msgspec.Struct):
     by_context: dict[str, ContextFacts] = {}
 
     @property
-    def rate(self) -> float:
+    def results_per_second(self) -> float:
         """Results per second. The time includes session start and loads."""
         return self.made / self.wall_s if self.wall_s else 0.0
 
     @property
-    def figures(self) -> dict[str, Any]:
+    def summary_fields(self) -> dict[str, Any]:
         return {
             "kept": self.kept, "wall_s": self.wall_s, "infer_s": self.infer_s, "load_s": self.facts.load_total_s,
             "loads": self.facts.loads, "devices": self.facts.devices,
@@ -86,13 +86,13 @@ class Attempt(msgspec.Struct):
     def format_throughput_line(self, noun: str) -> str:
         facts, wall_s = self.facts, self.wall_s
         return (
-            f"  {count(self.made, noun)} in {show_seconds(wall_s)}, {self.made / wall_s:,.1f} {noun}s/s and"
-            f" {self.tokens / wall_s:,.0f} tokens/s on {count(facts.devices, 'device')};"
-            f" {count(facts.loads, 'load')} of {show_seconds(facts.load_s)}"
+            f"  {format_count(self.made, noun)} in {show_seconds(wall_s)}, {self.made / wall_s:,.1f} {noun}s/s and"
+            f" {self.tokens / wall_s:,.0f} tokens/s on {format_count(facts.devices, 'device')};"
+            f" {format_count(facts.loads, 'load')} of {show_seconds(facts.load_s)}"
         )
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ApplicationOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a run. `summary` and `files` are for programs, `report` for people, `failure` for both.
 
     A run with `errors` exits with 1. Report lines that end with `bold` are printed in bold.
@@ -111,14 +111,14 @@ class OpenRun:
 
     def __init__(self, spec: RunSpec, folder: RunFolder, log: RecordLog, failed: RecordLog, screen: Screen) -> None:
         self.spec, self.folder, self.log, self.failed = spec, folder, log, failed
-        self.attempt = Attempt(kept=len(log))
+        self.attempt = RunAttempt(kept=len(log))
         self._screen = screen
 
-    def infer(
+    def run_jobs(
         self, jobs: Sequence[Job], *, contexts: Mapping[str, Recipe], take: Callable[[Any], int], noun: str,
         also: str = "", results: Callable[[Sequence[Job]], Iterator[Any]] = run_calls,
     ) -> None:  # fmt: skip
-        """Run the jobs in a session. `take` keeps a call's result, updates `attempt`, and returns the progress."""
+        """Run the jobs in a session. `take`: stores a call's result and returns the number of results in it."""
         attempt, begun = self.attempt, time.perf_counter()
         if not jobs:
             return
@@ -139,31 +139,31 @@ class OpenRun:
             attempt.by_context = asked or dict.fromkeys(contexts, attempt.facts)
         attempt.wall_s, attempt.made = time.perf_counter() - begun, len(self.log) - attempt.kept
 
-    def finish_rows(
+    def write_row_results(
         self, name: str, write: Callable[[Path], None], *, noun: str, lacks: str, first: str, more: dict[str, Any],
         figures: dict[str, Any], report: Iterable[str],
-    ) -> Outcome:  # fmt: skip
+    ) -> ApplicationOutcome:  # fmt: skip
         """Write the summary, and a results file with one row per item.
 
-        `lacks`: what a failed item lacks; `more`, `figures`: further fields of the summary and of the attempt.
+        `lacks`: name of the missing result in the error; `more`, `figures`: more fields of the summary and the attempt.
         """
         errors, total = len(self.failed), self.spec.total
-        summary = {f"{noun}s": total, "errors": errors, **more, "attempt": {**figures, **self.attempt.figures}}
+        summary = {f"{noun}s": total, "errors": errors, **more, "attempt": {**figures, **self.attempt.summary_fields}}
         self.folder.write_json("summary.json", summary)
         results = self.folder.finish(name=name, write=write, complete=not errors)
         failure = [
             "",
             f"failed: {errors:,} of {total:,} {noun}s have no {lacks}; the column `error` says why. The first:",
             f"  {first}",
-            f"  try them again:  {resume_command(self.spec, self.folder.path)}",
+            f"  try them again:  {format_resume_command(self.spec, self.folder.path)}",
         ]
-        return Outcome(
+        return ApplicationOutcome(
             summary=summary, files={"results": results}, report=["", *report, f"  results  {results}"], errors=errors,
             failure=failure if errors else (),
         )  # fmt: skip
 
 
-def result_of(key: tuple[Any, ...], *logs: Records, what: str) -> Record:
+def find_result(key: tuple[Any, ...], *logs: Records, what: str) -> Record:
     """Return the record of a result from the first log that has it. `what`: names the result in an error."""
     for log in logs:
         if (record := log.get(key)) is not None:
@@ -171,7 +171,7 @@ def result_of(key: tuple[Any, ...], *logs: Records, what: str) -> Record:
     raise StokerError(f"there is no result for {what}; run again")
 
 
-def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], choice: RunChoice) -> int:
+def execute_run(spec: RunSpec, make: Callable[[OpenRun], ApplicationOutcome], choice: RunChoice) -> int:
     """Run, report, and return the exit code: 0, 1 (results with errors) or 130 (Ctrl-C). Results so far are kept."""
     screen = Screen(json_only=choice.json)
     load_site(spec.site or None)  # report an invalid site file before the run folder exists
@@ -183,7 +183,7 @@ def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], choice: RunChoice
         contextlib.closing(folder),
         folder.log(key=spec.key) as log,
         folder.attempt_log(key=spec.key) as failed,
-        stop_on_signals(),
+        raise_on_signals(),
     ):
         try:
             for line in spec.headline:
@@ -191,7 +191,7 @@ def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], choice: RunChoice
             if len(log):
                 screen.line(f"  continuing {folder.path}: {len(log):,} of {spec.total:,} are kept")
             outcome = make(OpenRun(spec, folder, log, failed, screen))
-        except Stopped:
+        except StoppedBySignal:
             _print_kept_results(screen, spec, folder.path, kept=len(log))
             return INTERRUPTED
         except BaseException:
@@ -209,9 +209,9 @@ def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], choice: RunChoice
     return 1 if outcome.errors else 0
 
 
-def resume_command(spec: RunSpec, folder: Path) -> str:
+def format_resume_command(spec: RunSpec, folder: Path) -> str:
     resume = f"--resume {shlex.quote(str(folder))}"
-    return spec.again or command(spec.app, resume, through_make=spec.through_make)
+    return spec.again or format_command(spec.app, resume, through_make=spec.through_make)
 
 
 def _print_kept_results(screen: Screen, spec: RunSpec, folder: Path, *, kept: int, failed: bool = False) -> None:
@@ -222,4 +222,4 @@ def _print_kept_results(screen: Screen, spec: RunSpec, folder: Path, *, kept: in
     how = "once the cause is fixed" if failed else "to continue" if spec.again else "continue"
     how += ", the same command" if spec.again else ""
     screen.line(f"{'failed' if failed else 'stopped'}: {kept:,} of {spec.total:,} {spec.noun}s are kept in {folder}")
-    screen.line(f"  {how}:  {resume_command(spec, folder)}")
+    screen.line(f"  {how}:  {format_resume_command(spec, folder)}")

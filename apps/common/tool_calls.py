@@ -63,7 +63,7 @@ FORMATS: Mapping[str, ToolFormat] = {
     ),
     "json": ToolFormat(is_bare=True),
 }
-"""Formats by the names of vLLM's parsers, in order of detection. The default is `json`."""
+"""Formats by the names of vLLM's parsers, in the order in which they are tried. The default is `json`."""
 PLAIN_FORMAT = "hermes"
 """The format that is explained to models whose chat template does not support tools."""
 
@@ -107,16 +107,15 @@ class HeldTextParser:
         self._held += text
         while self._step():
             pass
-        return self._take()
+        return self._take_delta()
 
-    def _take(self) -> AnswerDelta:
+    def _take_delta(self) -> AnswerDelta:
         found = AnswerDelta("", "".join(self._text), tuple(self._calls.values()))
         self._text.clear()
         self._calls.clear()
         return found
 
-    def _put(self, *, name: str = "", arguments: str = "") -> None:
-        """Add a name or arguments to the latest call."""
+    def _add_to_call(self, *, name: str = "", arguments: str = "") -> None:
         index = self._count - 1
         if not index or not self._only_first:
             before = self._calls.get(index, CallDelta(index))
@@ -133,15 +132,15 @@ class ToolCallParser(HeldTextParser):
         self._may_be_bare = format.is_bare
         self._opened = ""
         self._begin_opening("", "")
-        self._step = self._in_text
+        self._step = self._parse_text
 
     def end(self) -> AnswerDelta:
         if self._is_named:
-            self._add(self._held if self._step == self._parse_value and self._key in _ARGUMENTS else "")
+            self._add_arguments(self._held if self._step == self._parse_value and self._key in _ARGUMENTS else "")
         elif self._step != self._parse_after_call:
             self._text.append(self._opened + self._held)
         self._held = ""
-        return self._take()
+        return self._take_delta()
 
     def _consume(self, length: int) -> str:
         taken, self._held = self._held[:length], self._held[length:]
@@ -149,7 +148,7 @@ class ToolCallParser(HeldTextParser):
             self._opened += taken
         return taken
 
-    def _in_text(self) -> bool:
+    def _parse_text(self) -> bool:
         held, begin = self._held, self._format.begin
         if self._may_be_bare:
             if not held.strip():
@@ -169,7 +168,7 @@ class ToolCallParser(HeldTextParser):
     def _begin_opening(self, mark: str, rest: str, *, is_marked: bool = False) -> bool:
         self._held, self._step = rest, self._parse_opening
         self._opened = mark
-        """The consumed text of a call whose name is not known yet. It is ordinary text unless a call follows."""
+        """Text that may begin a call. It is returned as ordinary text if no call follows."""
         self._is_marked = is_marked or bool(mark)
         self._key = self._arguments = ""
         """`_key`: key of the current value; `_arguments`: arguments that precede the function's name."""
@@ -181,7 +180,7 @@ class ToolCallParser(HeldTextParser):
         has_name_first = self._is_marked and self._format.has_name_first
         if found := _OPENING.match(self._held):
             self._consume(found.end())
-            self._step = self._in_call
+            self._step = self._parse_call
         elif has_name_first and (found := _NAMED_OPENING.match(self._held)):
             self._consume(found.end())
             self._key, self._step, self._is_named_first = _ARGUMENTS[0], self._parse_value, True
@@ -194,7 +193,7 @@ class ToolCallParser(HeldTextParser):
             self._end_as_text()
         return True
 
-    def _in_call(self) -> bool:
+    def _parse_call(self) -> bool:
         """Parse the next key or value of the call's object."""
         self._consume(len(self._held) - len(self._held.lstrip()))
         mark = self._format.end
@@ -217,7 +216,7 @@ class ToolCallParser(HeldTextParser):
             self._consume(found.end())
             key, value, self._key = self._key, _decode_json_string(found[1]), ""
             if key in _ARGUMENTS:
-                self._add(value)
+                self._add_arguments(value)
             elif key == "name" and not self._is_named:
                 if not self._is_marked and value not in self._names:
                     return self._end_as_text()
@@ -225,7 +224,7 @@ class ToolCallParser(HeldTextParser):
             return True
         if until < len(self._held):
             if self._key in _ARGUMENTS:
-                self._add(self._held[:until])
+                self._add_arguments(self._held[:until])
             self._consume(until)
             return self._end_call()
         return False
@@ -255,38 +254,38 @@ class ToolCallParser(HeldTextParser):
         taken = self._consume(stop)
         self._scanned -= stop
         if self._key in _ARGUMENTS:
-            self._add(taken)
+            self._add_arguments(taken)
         if marked_at >= 0 or (self._is_named_first and not self._depth):
             return self._end_call()
         if self._depth:
             return False
-        self._key, self._scanned, self._step = "", 0, self._in_call
+        self._key, self._scanned, self._step = "", 0, self._parse_call
         return True
 
     def _begin_call(self, name: str) -> None:
         self._is_named, self._opened = True, ""
         self._count += 1
-        self._put(name=name)
-        self._add(self._arguments)
+        self._add_to_call(name=name)
+        self._add_arguments(self._arguments)
 
-    def _add(self, arguments: str) -> None:
+    def _add_arguments(self, arguments: str) -> None:
         if not self._is_named:
             self._arguments += arguments
         elif arguments:
             self._has_arguments = True
-            self._put(arguments=arguments)
+            self._add_to_call(arguments=arguments)
 
     def _end_call(self) -> bool:
         if not self._is_named:
             return self._end_as_text()
         if not self._has_arguments:
-            self._add("{}")
+            self._add_arguments("{}")
         self._is_named, self._step = False, self._parse_after_call
         return True
 
     def _end_as_text(self) -> bool:
-        """Release the mark of text that is not a call, and parse the rest as text."""
-        self._held, self._step = self._opened + self._held, self._in_text
+        """Treat the opening mark as text, because no call follows, and parse the rest as text."""
+        self._held, self._step = self._opened + self._held, self._parse_text
         kept = len(self._format.begin) if self._held.startswith(self._format.begin) else 0
         self._text.append(self._held[:kept])
         self._held = self._held[kept:]
@@ -308,7 +307,7 @@ class ToolCallParser(HeldTextParser):
         if begin.startswith(after):
             self._held = rest
             return False
-        self._held, self._step = rest, self._in_text
+        self._held, self._step = rest, self._parse_text
         return True
 
 
@@ -338,6 +337,6 @@ def _decode_json_string(word: str) -> str:
 
 
 def suffix_overlap_length(text: str, mark: str) -> int:
-    """Return the length of the longest suffix of `text` that `mark` starts with."""
+    """Return how many characters at the end of `text` may be the beginning of `mark`."""
     longest = min(len(text), len(mark) - 1)
     return next((length for length in range(longest, 0, -1) if mark.startswith(text[-length:])), 0)

@@ -36,14 +36,14 @@ def has_tool_support(template: str) -> bool:
     return "tools" in template
 
 
-def template_messages(request: ApiRequest, template: str, format: ToolFormat) -> list[dict[str, Any]]:
+def convert_messages_for_template(request: ApiRequest, template: str, format: ToolFormat) -> list[dict[str, Any]]:
     if has_tool_support(template):
-        return [_message(message, format) for message in request.messages]
+        return [_convert_message(message, format) for message in request.messages]
     messages = [_convert_message_without_tools(message) for message in request.messages]
     return _add_tool_descriptions(messages, request.tools) if request.tools.functions else messages
 
 
-def _message(message: ChatMessage, format: ToolFormat) -> dict[str, Any]:
+def _convert_message(message: ChatMessage, format: ToolFormat) -> dict[str, Any]:
     found: dict[str, Any] = _message_with_content(message, message.role, message.content)
     if message.calls:
         found["tool_calls"] = [

@@ -32,18 +32,18 @@ class XMLCallParser(HeldTextParser):
         self._name = ""
         """Function of the current call; empty outside of a call."""
         self._has_arguments = self._follows_call = False
-        self._step = self._in_text
+        self._step = self._parse_text
 
     def end(self) -> AnswerDelta:
         if self._name:
-            self._put(arguments="}" if self._has_arguments else "{}")
+            self._add_to_call(arguments="}" if self._has_arguments else "{}")
         elif not (self._follows_call and _MARK_END.startswith(self._held)):
             self._text.append(self._held)
         self._held = self._name = ""
-        return self._take()
+        return self._take_delta()
 
-    def _in_text(self) -> bool:
-        """Release text, and return True if a call begins in the held text."""
+    def _parse_text(self) -> bool:
+        """Return text that is not part of a call, and check whether a call begins. Return True if it does."""
         if self._follows_call:
             self._held = self._held.lstrip().removeprefix(_MARK_END).lstrip()
             if _MARK_END.startswith(self._held):
@@ -53,30 +53,30 @@ class XMLCallParser(HeldTextParser):
             self._text.append(self._held[: found.start()])
             self._held, self._name, self._has_arguments = self._held[found.end() :], found[1], False
             self._count += 1
-            self._put(name=self._name)
-            self._step = self._in_call
+            self._add_to_call(name=self._name)
+            self._step = self._parse_call
             return True
         kept = _partial_call_suffix_length(self._held)
         self._text.append(self._held[: len(self._held) - kept])
         self._held = self._held[len(self._held) - kept :]
         return False
 
-    def _in_call(self) -> bool:
+    def _parse_call(self) -> bool:
         """Parse a parameter or the end of the call. Return False if more text is needed."""
         if found := _PARAMETER.match(self._held):
             key, value = found[1].strip(), found[2].removeprefix("\n").removesuffix("\n")
-            encoded = str(msgspec.json.encode(key), "utf-8") + ": " + self._json(key, value)
-            self._put(arguments=(", " if self._has_arguments else "{") + encoded)
+            encoded = str(msgspec.json.encode(key), "utf-8") + ": " + self._encode_parameter_value(key, value)
+            self._add_to_call(arguments=(", " if self._has_arguments else "{") + encoded)
             self._has_arguments = True
         elif not self._held.lstrip().startswith("<parameter=") and (found := _END.match(self._held)):
-            self._put(arguments="}" if self._has_arguments else "{}")
-            self._name, self._follows_call, self._step = "", True, self._in_text
+            self._add_to_call(arguments="}" if self._has_arguments else "{}")
+            self._name, self._follows_call, self._step = "", True, self._parse_text
         else:
             return False
         self._held = self._held[found.end() :]
         return True
 
-    def _json(self, key: str, value: str) -> str:
+    def _encode_parameter_value(self, key: str, value: str) -> str:
         schema = self._parameters.get(self._name, {}).get("properties", {}).get(key, {})
         if isinstance(schema, dict) and schema.get("type", "string") != "string":
             try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from stoker.apps.common.command_line import WIDE, RunChoice, add_run_options, dtype_option
+from stoker.apps.common.command_line import WIDE, RunChoice, add_dtype_option, add_run_options
 from stoker.apps.embed import APP
 from stoker.apps.embed.options import EmbedOptions
 from stoker.console import WholeNumber
@@ -25,7 +25,7 @@ _DEFAULT = EmbedOptions()
 )  # fmt: skip
 @click.option("--no-normalize", is_flag=True, help="Leave vectors as they are, instead of scaling them to length 1.")
 @click.option("--truncate", is_flag=True, help="Use only the beginning of a text that is too long for the model.")
-@dtype_option("encoder")
+@add_dtype_option("encoder")
 @click.option("--limit", metavar="N", type=WholeNumber(), help="The first N rows only.")
 @click.option("--batch-size", type=WholeNumber(), help=f"Texts per call. [{_DEFAULT.batch_size}]")
 @click.option("--tensor-batch", type=WholeNumber(), help=f"Texts computed at a time. [{_DEFAULT.tensor_batch}]")
@@ -41,10 +41,10 @@ def command(context: click.Context, /, *, choice: RunChoice, no_normalize: bool,
     If the model refuses a text (because it is empty or too long), the other texts still get their vectors. The exit
     status is then 1, and --resume retries these texts.
     """
-    from stoker.apps.embed.run import run  # imported here, because importing Parsl would slow down --help
+    from stoker.apps.embed.run import run_embedding  # here, because Parsl would slow down --help
 
     if choice.resume and "data" in given:
         raise click.UsageError("--resume names the run to continue; leave FILE out")
     given |= {"normalize": False} if no_normalize else {}
     given |= {"truncate": True} if truncate else {}
-    context.exit(run(given, choice))
+    context.exit(run_embedding(given, choice))

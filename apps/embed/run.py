@@ -16,10 +16,10 @@ from typing import Any
 
 from stoker import encoder
 from stoker.apps.common.calls import run_calls, split_into_batches
-from stoker.apps.common.command_line import RunChoice, count, resolve
+from stoker.apps.common.command_line import RunChoice, format_count, resolve_options
 from stoker.apps.common.data_rows import DataItem, DataRows, check_rows, is_empty
 from stoker.apps.common.models_file import model_digest_or_name
-from stoker.apps.common.runner import OpenRun, Outcome, Records, RunSpec, execute, result_of
+from stoker.apps.common.runner import ApplicationOutcome, OpenRun, Records, RunSpec, execute_run, find_result
 from stoker.apps.embed import APP
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
 from stoker.apps.embed.options import EmbedOptions
@@ -34,7 +34,7 @@ _FLOAT_BYTES = 4
 _NPY_ALIGNED = 64
 
 
-def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Record], list[Record]]:
+def make_log_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Record], list[Record]]:
     """Return the records of the texts that have vectors, and of the failed texts."""
     made, failed = [], []
     for id, vector, error in zip(ids, found.vectors, found.errors, strict=True):
@@ -73,12 +73,12 @@ def write_npy(path: Path, items: Iterable[DataItem], log: Records, failed: Recor
     width = len(first) // _FLOAT_BYTES
     missing = struct.pack("<f", float("nan")) * width
     with path.open("wb") as file:
-        file.write(_npy_header(rows, width))
+        file.write(_make_npy_header(rows, width))
         for _, vector, _ in _read_vectors_or_errors(items, log, failed):
             file.write(vector or missing)
 
 
-def first_error(items: Iterable[DataItem], failed: Records, *, file: Path) -> str:
+def format_first_error(items: Iterable[DataItem], failed: Records, *, file: Path) -> str:
     for item in items if len(failed) else ():
         if (record := failed.get((item.id,))) is not None:
             return f"{file}: {item.place}: row {item.id}: {record['error']}"
@@ -89,11 +89,11 @@ def _read_vectors_or_errors(
     items: Iterable[DataItem], log: Records, failed: Records
 ) -> Iterator[tuple[str, bytes, str]]:
     for item in items:
-        record = result_of((item.id,), log, failed, what=f"row {item.id}")
+        record = find_result((item.id,), log, failed, what=f"row {item.id}")
         yield item.id, base64.b64decode(record.get("vector", "")), record.get("error", "")
 
 
-def _npy_header(rows: int, width: int) -> bytes:
+def _make_npy_header(rows: int, width: int) -> bytes:
     """Return the header of a .npy file (numpy.lib.format, version 1.0)."""
     text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {width}), }}"
     fixed = len(b"\x93NUMPY\x01\x00") + 2
@@ -107,9 +107,9 @@ _LEAST_CALLS_AHEAD = 32
 """Minimum number of calls in flight, so that devices do not idle."""
 
 
-def run(given: dict[str, Any], choice: RunChoice) -> int:
-    """Return the exit status: 0, 1 if texts have errors, 130 after Ctrl-C. Raises StokerError."""
-    options = resolve(EmbedOptions, given, app=APP, resume=choice.resume, files=("data",))
+def run_embedding(given_options: dict[str, Any], choice: RunChoice) -> int:
+    """Embed texts. Return the exit status: 0, 1 if texts have errors, 130 after Ctrl-C. Raises StokerError."""
+    options = resolve_options(EmbedOptions, given_options, app=APP, resume=choice.resume, files=("data",))
     for name, what in (("data", "a file of texts: stoker run embed FILE"), ("model", "an encoder: --model PATH")):
         if not getattr(options, name):
             raise ConfigError(f"embed needs {what}", key=name)
@@ -124,50 +124,50 @@ def run(given: dict[str, Any], choice: RunChoice) -> int:
         app=APP, prefix="embed", options=options, key=KEY, total=len(rows), site=options.site,
         parameters={"model": model, "rows": rows.digest, **{name: getattr(options, name) for name in names}},
         headline=[
-            f"embeddings · {rows.path.name} · {count(len(rows), 'text')} · {Path(options.model).name}",
+            f"embeddings · {rows.path.name} · {format_count(len(rows), 'text')} · {Path(options.model).name}",
             *(f"  note  {note}" for note in rows.notes),
         ],
     )  # fmt: skip
-    return execute(spec, lambda work: _results(work, options, recipe, rows), choice)
+    return execute_run(spec, lambda work: _write_results(work, options, recipe, rows), choice)
 
 
-def _results(work: OpenRun, options: EmbedOptions, recipe: Recipe, rows: DataRows) -> Outcome:
-    _infer(work, options, recipe, rows)
+def _write_results(work: OpenRun, options: EmbedOptions, recipe: Recipe, rows: DataRows) -> ApplicationOutcome:
+    _run_missing_calls(work, options, recipe, rows)
     attempt, log, failed = work.attempt, work.log, work.failed
 
-    def write(path: Path) -> None:
+    def write_file(path: Path) -> None:
         if options.format == "npy":
             write_npy(path, rows, log, failed, rows=len(rows))
         else:
             write_parquet(path, rows, log, failed)
 
     line = f"  nothing was left to embed: {attempt.kept:,} vectors were kept"
-    return work.finish_rows(
-        f"results.{options.format}", write, noun="text", lacks="vector", more={},
-        first=first_error(rows, failed, file=rows.path),
+    return work.write_row_results(
+        f"results.{options.format}", write_file, noun="text", lacks="vector", more={},
+        first=format_first_error(rows, failed, file=rows.path),
         figures={"texts": attempt.made, "tokens": attempt.tokens, "calls": attempt.calls},
         report=[attempt.format_throughput_line("text") if attempt.calls else line],
     )  # fmt: skip
 
 
-def _infer(work: OpenRun, options: EmbedOptions, recipe: Recipe, rows: DataRows) -> None:
+def _run_missing_calls(work: OpenRun, options: EmbedOptions, recipe: Recipe, rows: DataRows) -> None:
     sent = dict[int, tuple[str, ...]]()
 
-    def take(found: EmbeddedTexts) -> int:
-        made, unmade = make_records(sent.pop(found.number), found)
+    def store_vectors(found: EmbeddedTexts) -> int:
+        made, unmade = make_log_records(sent.pop(found.number), found)
         work.attempt.tokens += found.tokens
         work.attempt.infer_s += found.infer_s
         return work.log.append(made) + work.failed.append(unmade)
 
     window = max(_LEAST_CALLS_AHEAD, _ROWS_AHEAD // options.batch_size)
-    job = (embed_texts.with_options(context=recipe), _requests(options, rows, work.log, sent=sent))
-    work.infer(
-        [job] if len(work.log) < len(rows) else [], contexts={"": recipe}, take=take, noun="texts", also="tokens",
-        results=functools.partial(run_calls, window=window),
+    job = (embed_texts.with_options(context=recipe), _make_missing_requests(options, rows, work.log, sent=sent))
+    work.run_jobs(
+        [job] if len(work.log) < len(rows) else [], contexts={"": recipe}, take=store_vectors,
+        noun="texts", also="tokens", results=functools.partial(run_calls, window=window),
     )  # fmt: skip
 
 
-def _requests(
+def _make_missing_requests(
     options: EmbedOptions, rows: DataRows, log: RecordLog, *, sent: dict[int, tuple[str, ...]]
 ) -> Iterator[EmbedRequest]:
     missing = (item for item in rows if (item.id,) not in log)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from stoker.apps.common.command_line import WIDE, drop_unset_options, dtype_option
+from stoker.apps.common.command_line import WIDE, add_dtype_option, drop_unset_options
 from stoker.apps.encoder_lengths import APP
 from stoker.console import WholeNumber
 
@@ -19,7 +19,7 @@ from stoker.console import WholeNumber
 @click.option("--model", metavar="PATH", help="The encoder: a folder, or a name on the model hub.")
 @click.option("--texts", metavar="FILE", help="A file of typical texts; lengths are chosen for them.")
 @click.option("--text", metavar="COLUMN", help="The column of the texts. [text]")
-@dtype_option("encoder")
+@add_dtype_option("encoder")
 @click.option(
     "--compiled", type=click.Choice(["auto", "yes", "no"]),
     help="Compile, as in encoder(compiled=...). [auto: on a GPU]",
@@ -36,8 +36,8 @@ def command(context: click.Context, /, *, json_: bool, **others: Any) -> None:
     machine: encoder_family(MODEL) finds it, and creates runtimes for the lengths that reduce latency. With --texts, the
     lengths are chosen for the lengths of your texts.
     """
-    from stoker.apps.encoder_lengths.run import run  # imported here, because importing Parsl would slow down --help
+    from stoker.apps.encoder_lengths.run import measure_encoder  # here, because Parsl would slow down --help
 
     if others["text"] is not None and others["texts"] is None:
         raise click.UsageError("--text names a column of --texts FILE, which is missing")
-    context.exit(run(**drop_unset_options(others), json=json_))
+    context.exit(measure_encoder(**drop_unset_options(others), json=json_))

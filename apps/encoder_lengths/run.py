@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from stoker import encoder
-from stoker.apps.common.calls import measure
+from stoker.apps.common.calls import measure_on_device
 from stoker.apps.common.data_rows import is_empty, make_row_error
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
 from stoker.config import load_site
@@ -41,7 +41,7 @@ def format_length_table(profile: EncoderProfile, counts: Sequence[int]) -> list[
     return lines
 
 
-def advice(model: str, profile: EncoderProfile, pay: RuntimeLengths) -> list[str]:
+def format_advice(model: str, profile: EncoderProfile, pay: RuntimeLengths) -> list[str]:
     told = {"dtype": profile.dtype, "compiled": profile.compiled}
     options = "".join(f", {name}={value!r}" for name, value in told.items() if value != "auto")
     if len(pay.tokens) == 1:
@@ -59,7 +59,7 @@ def advice(model: str, profile: EncoderProfile, pay: RuntimeLengths) -> list[str
     return lines
 
 
-def too_long(profile: EncoderProfile, counts: Sequence[int]) -> str:
+def format_length_warning(profile: EncoderProfile, counts: Sequence[int]) -> str:
     longest = profile.lengths[-1].tokens
     many = sum(count > longest for count in counts)
     if not many:
@@ -67,8 +67,8 @@ def too_long(profile: EncoderProfile, counts: Sequence[int]) -> str:
     return f"{many:,} of {len(counts):,} texts have more than {longest:,} tokens: runtimes accept them only truncated"
 
 
-def unsteady(profile: EncoderProfile) -> str:
-    """Return a warning if other work disturbed the measurement, or else an empty string."""
+def format_disturbance_warning(profile: EncoderProfile) -> str:
+    """Return a warning if other processes disturbed the measurement, else an empty text."""
     spread = median(each.spread_s / each.seconds for each in profile.lengths)
     if spread <= _MOST_SPREAD:
         return ""
@@ -88,7 +88,7 @@ def sample_texts(path: Path, column: str) -> list[str]:
     """Return a uniform sample of the texts in a file's first rows. Raises ConfigError."""
     chance, found, count = random.Random(1), list[str](), 0
     for row in itertools.islice(read_rows(path), _READ_ROWS):
-        text = _text(row, column, path=path)
+        text = _read_text_cell(row, column, path=path)
         if not text:
             continue
         count += 1
@@ -101,7 +101,7 @@ def sample_texts(path: Path, column: str) -> list[str]:
     return found
 
 
-def _text(row: Row, column: str, *, path: Path) -> str:
+def _read_text_cell(row: Row, column: str, *, path: Path) -> str:
     value = row.fields.get(column)
     if column in row.fields and is_empty(value):
         return ""
@@ -112,7 +112,7 @@ def _text(row: Row, column: str, *, path: Path) -> str:
     return value
 
 
-def run(
+def measure_encoder(
     *, model: str = "", texts: str = "", text: str = "text", site: str = "", step: int = 0, dtype: str = "auto",
     compiled: str = "auto", json: bool,
 ) -> int:  # fmt: skip
@@ -124,19 +124,19 @@ def run(
     load_site(site or None)  # report an invalid site file before texts are counted
     counts = list(map(token_counter(model), sample)) if sample else []
 
-    def show(profile: EncoderProfile) -> tuple[dict[str, Any], Iterator[str]]:
+    def format_profile(profile: EncoderProfile) -> tuple[dict[str, Any], Iterator[str]]:
         kept, pay = keep_encoder_profile(model, profile), lengths_that_pay(profile, counts)
         summary = {
             "model": model, "lengths": list(pay.tokens), "why": pay.why, "mean_s": pay.mean_s,
             "alone_s": pay.alone_s, "texts": len(counts), "profile": msgspec.to_builtins(profile), "kept": str(kept),
         }  # fmt: skip
-        return summary, _report(model, profile, pay, counts=counts, kept=kept)
+        return summary, _format_report(model, profile, pay, counts=counts, kept=kept)
 
     request = LengthsRequest(step, dtype, {"yes": True, "no": False}.get(compiled, compiled))
-    return measure(measure_lengths, recipe, request, site=site, json=json, show=show)
+    return measure_on_device(measure_lengths, recipe, request, site=site, json=json, show=format_profile)
 
 
-def _report(
+def _format_report(
     model: str, profile: EncoderProfile, pay: RuntimeLengths, *, counts: Sequence[int], kept: Path
 ) -> Iterator[str]:
     how = "compiled" if profile.is_compiled else "not compiled"
@@ -144,9 +144,9 @@ def _report(
     yield f"milliseconds of one text, padded to each length: the median of {profile.repeats} measurements"
     yield ""
     yield from format_length_table(profile, counts)
-    for note in filter(None, (too_long(profile, counts), unsteady(profile))):
+    for note in filter(None, (format_length_warning(profile, counts), format_disturbance_warning(profile))):
         yield f"  note  {note}"
     yield ""
-    yield from advice(model, profile, pay)
+    yield from format_advice(model, profile, pay)
     yield ""
     yield f"  kept in  {kept}"

@@ -46,10 +46,10 @@ def command(
     A claim file has the columns claim and label (SUPPORTS, REFUTES, NOT ENOUGH INFO), and may have id and evidence. A
     template is a text with {claim}, and perhaps {evidence}, that ends where the answer begins.
     """
-    from stoker.apps.fact_verification.run import run  # imported here, because importing Parsl would slow down --help
+    from stoker.apps.fact_verification.run import run_verification  # here, because Parsl would slow down --help
 
     if everything and limit is not None:
         raise click.UsageError("--all and --limit exclude each other; give one")
     if everything or limit is not None:
         given["limit"] = 0 if everything else limit
-    context.exit(run(given, choice))
+    context.exit(run_verification(given, choice))

@@ -40,7 +40,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """A row of log-probabilities per text. `started_at`: seconds since the epoch."""
+    """The log-probabilities of the answer words: a row per text. `started_at`: seconds since the epoch."""
 
     number: int
     rows: list[list[float]]

@@ -36,7 +36,7 @@ from stoker.errors import ConfigError
 SAMPLE = Path(__file__).parent / "data" / "fever_sample.jsonl"
 
 
-class Label(enum.Enum):
+class ClaimLabel(enum.Enum):
     """The label of a claim, spelled as in the FEVER data set."""
 
     SUPPORTS = "SUPPORTS"
@@ -44,11 +44,12 @@ class Label(enum.Enum):
     NOT_ENOUGH_INFO = "NOT ENOUGH INFO"
 
 
-LABELS = tuple(Label)
+LABELS = tuple(ClaimLabel)
 _LABEL_SPELLINGS = {
-    "supports": Label.SUPPORTS, "supported": Label.SUPPORTS, "true": Label.SUPPORTS,
-    "refutes": Label.REFUTES, "refuted": Label.REFUTES, "false": Label.REFUTES,
-    "not enough info": Label.NOT_ENOUGH_INFO, "nei": Label.NOT_ENOUGH_INFO, "unknown": Label.NOT_ENOUGH_INFO,
+    "supports": ClaimLabel.SUPPORTS, "supported": ClaimLabel.SUPPORTS, "true": ClaimLabel.SUPPORTS,
+    "refutes": ClaimLabel.REFUTES, "refuted": ClaimLabel.REFUTES, "false": ClaimLabel.REFUTES,
+    "not enough info": ClaimLabel.NOT_ENOUGH_INFO, "nei": ClaimLabel.NOT_ENOUGH_INFO,
+    "unknown": ClaimLabel.NOT_ENOUGH_INFO,
 }  # fmt: skip
 
 
@@ -57,7 +58,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     id: str
     claim: str
-    label: Label
+    label: ClaimLabel
     evidence: str
     place: str
 
@@ -66,7 +67,7 @@ def read_claims(path: Path) -> list[Claim]:
     """Return the claims of a file. Raises ConfigError for the first invalid row."""
     claims: dict[str, Claim] = {}
     for row in read_rows(path):
-        claim = _claim(row, file=path)
+        claim = _read_claim(row, file=path)
         if first := claims.get(claim.id):
             raise make_row_error(f"id {claim.id} was already used in {first.place}", row, path=path, key="id")
         claims[claim.id] = claim
@@ -75,7 +76,7 @@ def read_claims(path: Path) -> list[Claim]:
     return list(claims.values())
 
 
-def sample_claims(claims: Sequence[Claim], *, limit: int | None, seed: int) -> list[Claim]:
+def draw_claims(claims: Sequence[Claim], *, limit: int | None, seed: int) -> list[Claim]:
     """Draw `limit` random claims (None: all), in file order. The sample keeps the share of each label (largest
     remainder method).
     """
@@ -98,7 +99,7 @@ def digest_claims(claims: Sequence[Claim]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _claim(row: Row, *, file: Path) -> Claim:
+def _read_claim(row: Row, *, file: Path) -> Claim:
     text = text_field(row, "claim", file=file).strip()
     spelled = text_field(row, "label", file=file)
     label = _LABEL_SPELLINGS.get(" ".join(spelled.lower().replace("_", " ").split()))
@@ -110,10 +111,10 @@ def _claim(row: Row, *, file: Path) -> Claim:
         name = row.number
     if not isinstance(name, str | int):
         raise make_row_error(f"id must be a number or text, and is {name!r:.40}", row, path=file, key="id")
-    return Claim(id=str(name), claim=text, label=label, evidence=_evidence(row, file=file), place=row.place)
+    return Claim(id=str(name), claim=text, label=label, evidence=_read_evidence(row, file=file), place=row.place)
 
 
-def _evidence(row: Row, *, file: Path) -> str:
+def _read_evidence(row: Row, *, file: Path) -> str:
     value = row.fields.get("evidence")
     if is_empty(value):
         return ""
@@ -130,18 +131,18 @@ SHIPPED_EVIDENCE = Path(__file__).parent / "data" / "prompts_evidence.toml"
 _PLACES = re.compile(r"\{([^{}\s]*)\}")
 
 
-class Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AnswerWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer word for each label."""
 
-    supports: Text = msgspec.field(name=Label.SUPPORTS.value)
-    refutes: Text = msgspec.field(name=Label.REFUTES.value)
-    not_enough_info: Text = msgspec.field(name=Label.NOT_ENOUGH_INFO.value)
+    supports: Text = msgspec.field(name=ClaimLabel.SUPPORTS.value)
+    refutes: Text = msgspec.field(name=ClaimLabel.REFUTES.value)
+    not_enough_info: Text = msgspec.field(name=ClaimLabel.NOT_ENOUGH_INFO.value)
 
 
 class PromptTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Text
     text: Text
-    answers: Answers = Answers(" True", " False", " Unknown")
+    answers: AnswerWords = AnswerWords(" True", " False", " Unknown")
 
     def __post_init__(self) -> None:
         places = _PLACES.findall(self.text)
@@ -236,10 +237,9 @@ def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> lis
     return prompts
 
 
-def parameters(
+def run_identity(
     options: VerificationOptions, *, model: str, prompts: Sequence[PromptTemplate], claims: Sequence[Claim]
 ) -> dict[str, Any]:
-    """Return the parameters that identify a run."""
     return {
         "model": model, "prompts": {prompt.name: prompt.digest for prompt in prompts},
         "claims": {"count": len(claims), "digest": digest_claims(claims)}, "awareness": options.awareness.value,

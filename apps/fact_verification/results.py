@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.command_line import count
-from stoker.apps.common.runner import Attempt, result_of
+from stoker.apps.common.command_line import format_count
+from stoker.apps.common.runner import RunAttempt, find_result
 from stoker.apps.fact_verification.functions import Scores
 from stoker.apps.fact_verification.options import LABELS, Claim, PromptTemplate
 from stoker.datafile import write_rows
@@ -33,20 +33,20 @@ Z_95 = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""
 
 
-def wilson(right: int, total: int) -> tuple[float, float]:
+def wilson_interval(right: int, total: int) -> tuple[float, float]:
     """Return Wilson's score interval of the ratio `right` / `total`, or (0, 1) if `total` is 0."""
     if total == 0:
         return 0.0, 1.0
     share, square = right / total, Z_95 * Z_95
     middle = (share + square / (2 * total)) / (1 + square / total)
     half = Z_95 / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
-    # Without rounding errors, the lower bound is 0 if no answer is right, and the upper bound is 1 if all are right.
+    # Set the exact bounds for no and for all right answers, because rounding errors change them.
     low = 0.0 if right == 0 else max(0.0, middle - half)
     high = 1.0 if right == total else min(1.0, middle + half)
     return low, high
 
 
-def calibrated_label_indices(scores: Sequence[Sequence[float]]) -> list[int]:
+def choose_calibrated_labels(scores: Sequence[Sequence[float]]) -> list[int]:
     """Return the index of the label with the highest score in each row, after batch calibration.
 
     Each row is first normalized over the labels, so that rows with unlikely words weigh no more.
@@ -55,10 +55,10 @@ def calibrated_label_indices(scores: Sequence[Sequence[float]]) -> list[int]:
         return []
     shares = [_log_softmax(row) for row in scores]
     means = [math.fsum(column) / len(shares) for column in zip(*shares, strict=True)]
-    return [_best([score - mean for score, mean in zip(row, means, strict=True)]) for row in shares]
+    return [_index_of_maximum([score - mean for score, mean in zip(row, means, strict=True)]) for row in shares]
 
 
-def confusion(truth: Sequence[int], answers: Sequence[int], *, labels: int) -> list[list[int]]:
+def count_confusions(truth: Sequence[int], answers: Sequence[int], *, labels: int) -> list[list[int]]:
     """Count claims by true label (row) and answer (column)."""
     counts = [[0] * labels for _ in range(labels)]
     for true, answer in zip(truth, answers, strict=True):
@@ -73,7 +73,7 @@ def mcnemar_p_value(first: Sequence[bool], second: Sequence[bool]) -> float:
     total, fewer = only_first + only_second, min(only_first, only_second)
     if total == 0:
         return 1.0
-    # Logarithms, because `2 ** total` overflows a float above 1023, and integers are slow.
+    # Use logarithms, because `2 ** total` overflows a float above 1023, and exact integers are slow.
     whole = math.lgamma(total + 1) - total * math.log(2)
     tail = math.fsum(
         math.exp(whole - math.lgamma(count + 1) - math.lgamma(total - count + 1)) for count in range(fewer + 1)
@@ -81,7 +81,7 @@ def mcnemar_p_value(first: Sequence[bool], second: Sequence[bool]) -> float:
     return min(1.0, 2 * tail)
 
 
-def _best(row: Sequence[float]) -> int:
+def _index_of_maximum(row: Sequence[float]) -> int:
     return max(range(len(row)), key=lambda index: row[index])
 
 
@@ -115,7 +115,7 @@ class ResultRow(msgspec.Struct, frozen=True):
 
 
 class PromptFigures(msgspec.Struct, frozen=True):
-    """The accuracy and speed of one prompt. `low`, `high`: 95 % bounds of the accuracy; `matrix`: see `confusion`."""
+    """Accuracy and speed of a prompt. `low`, `high`: 95 % bounds of the accuracy; `matrix`: see `count_confusions`."""
 
     name: str
     claims: int
@@ -133,12 +133,12 @@ class PromptFigures(msgspec.Struct, frozen=True):
         return [row[index] / sum(row) if sum(row) else None for index, row in enumerate(self.matrix)]
 
     @property
-    def rate(self) -> float:
+    def claims_per_second(self) -> float:
         """Claims per second of inference on one device."""
         return self.claims / self.infer_s if self.infer_s else 0.0
 
 
-def make_records(prompt: PromptTemplate, claims: Sequence[Claim], scores: Scores) -> list[Record]:
+def make_log_records(prompt: PromptTemplate, claims: Sequence[Claim], scores: Scores) -> list[Record]:
     """Return one log record per claim of a call."""
     return [
         {
@@ -150,18 +150,18 @@ def make_records(prompt: PromptTemplate, claims: Sequence[Claim], scores: Scores
     ]  # fmt: skip
 
 
-def make_rows(
+def make_result_rows(
     prompts: Sequence[PromptTemplate], claims: Sequence[Claim], log: RecordLog, *, calibrate: bool
 ) -> list[ResultRow]:
     """Return the rows of the results file, sorted by prompt and then by claim. The log must be complete."""
     rows: list[ResultRow] = []
     for prompt in prompts:
         records = [
-            result_of((prompt.digest, claim.id), log, what=f"claim {claim.id} with {prompt.name}") for claim in claims
+            find_result((prompt.digest, claim.id), log, what=f"claim {claim.id} with {prompt.name}") for claim in claims
         ]
         scores = [record["scores"] for record in records]
-        raw = [_best(row) for row in scores]
-        answers = calibrated_label_indices(scores) if calibrate else raw
+        raw = [_index_of_maximum(row) for row in scores]
+        answers = choose_calibrated_labels(scores) if calibrate else raw
         for claim, record, answer, raw_answer in zip(claims, records, answers, raw, strict=True):
             supports, refutes, not_enough_info = record["scores"]
             rows.append(
@@ -176,7 +176,7 @@ def make_rows(
     return rows
 
 
-def figures(rows: Sequence[ResultRow]) -> list[PromptFigures]:
+def compute_prompt_figures(rows: Sequence[ResultRow]) -> list[PromptFigures]:
     index = {label.value: number for number, label in enumerate(LABELS)}
     by_prompt: dict[str, list[ResultRow]] = {}
     for row in rows:
@@ -184,23 +184,23 @@ def figures(rows: Sequence[ResultRow]) -> list[PromptFigures]:
     made = []
     for name, mine in by_prompt.items():
         right = sum(row.correct for row in mine)
-        low, high = wilson(right, len(mine))
+        low, high = wilson_interval(right, len(mine))
         truth, answers = [index[row.label] for row in mine], [index[row.answer] for row in mine]
         made.append(
             PromptFigures(
                 name=name, claims=len(mine), right=right, accuracy=right / len(mine), low=low, high=high,
                 raw_right=sum(row.raw_answer == row.label for row in mine),
-                matrix=confusion(truth, answers, labels=len(LABELS)), infer_s=sum(row.infer_s for row in mine),
+                matrix=count_confusions(truth, answers, labels=len(LABELS)), infer_s=sum(row.infer_s for row in mine),
             )
         )  # fmt: skip
     return made
 
 
-def best_of(made: Sequence[PromptFigures]) -> PromptFigures:
-    return max(made, key=lambda one: (one.right, one.rate))
+def find_best_prompt(made: Sequence[PromptFigures]) -> PromptFigures:
+    return max(made, key=lambda one: (one.right, one.claims_per_second))
 
 
-def compare(rows: Sequence[ResultRow], first: str, second: str) -> float:
+def compare_prompts(rows: Sequence[ResultRow], first: str, second: str) -> float:
     right = {name: [row.correct for row in rows if row.prompt == name] for name in (first, second)}
     return mcnemar_p_value(right[first], right[second])
 
@@ -233,9 +233,9 @@ def write_timeline(rows: Iterable[ResultRow], path: Path) -> None:
 SHORT = ("supports", "refutes", "not enough")
 
 
-def results_table(made: Sequence[PromptFigures]) -> list[str]:
+def format_results_table(made: Sequence[PromptFigures]) -> list[str]:
     wide = max(len("prompt"), *(len(one.name) for one in made))
-    best = best_of(made)
+    best = find_best_prompt(made)
     heads = "".join(f"{name:>12}" for name in SHORT)
     lines = [
         f"  {'':{wide}}   {'':22}{'right, in % of the claims that are':>{12 * len(SHORT)}}",
@@ -245,11 +245,11 @@ def results_table(made: Sequence[PromptFigures]) -> list[str]:
         shares = "".join(f"{'–':>12}" if share is None else f"{share * 100:12.1f}" for share in one.recall_by_label)
         accuracy = f"{one.accuracy * 100:5.1f} %  ({one.low * 100:.1f}-{one.high * 100:.1f})"
         mark = "   best" if one is best and len(made) > 1 else ""
-        lines.append(f"  {one.name:{wide}}   {accuracy:22}{shares}   {one.rate:17.1f}{mark}")
+        lines.append(f"  {one.name:{wide}}   {accuracy:22}{shares}   {one.claims_per_second:17.1f}{mark}")
     return lines
 
 
-def confusion_tables(made: Sequence[PromptFigures]) -> list[str]:
+def format_confusion_tables(made: Sequence[PromptFigures]) -> list[str]:
     lines: list[str] = []
     for one in made:
         lines.append(f"  {'answers of ' + one.name:28}" + "  ".join(f"{'said ' + name:>15}" for name in SHORT))
@@ -258,16 +258,16 @@ def confusion_tables(made: Sequence[PromptFigures]) -> list[str]:
     return lines
 
 
-def verdict(
+def format_verdict(
     rows: Sequence[ResultRow], made: Sequence[PromptFigures], *, calibrated: bool, demo: bool = False
 ) -> list[str]:
     """Return sentences on the best prompt and the limits of the result. `demo`: True for shipped model and claims."""
-    best, total = best_of(made), made[0].claims
+    best, total = find_best_prompt(made), made[0].claims
     lines = []
     others = [one for one in made if one is not best]
     if others:
-        second = best_of(others)
-        chance = compare(rows, best.name, second.name)
+        second = find_best_prompt(others)
+        chance = compare_prompts(rows, best.name, second.name)
         p = f"(McNemar p = {chance:.2g})" if chance >= 0.001 else "(McNemar p < 0.001)"
         if best.right == second.right:
             lines.append(f"best: {best.name}, but {second.name} has as many right answers")
@@ -287,16 +287,16 @@ def verdict(
     return lines
 
 
-def cost_lines(attempt: Attempt) -> list[str]:
+def format_cost(attempt: RunAttempt) -> list[str]:
     facts = attempt.facts
     kept = f" ({attempt.kept} more from an earlier run)" if attempt.kept else ""
     if not attempt.made:
         return [f"nothing was left to infer{kept}"]
-    hot = f", {count(facts.found_hot, 'call')} found it hot" if facts.found_hot else ""
+    hot = f", {format_count(facts.found_hot, 'call')} found it hot" if facts.found_hot else ""
     lines = [
-        f"{attempt.made} inferences{kept} in {show_seconds(attempt.wall_s)}, {attempt.rate:.1f}/s on"
-        f" {count(facts.devices, 'device')}: device time {show_seconds(attempt.infer_s)} inferring,"
-        f" {show_seconds(facts.load_total_s)} loading ({count(facts.loads, 'load')}{hot})"
+        f"{attempt.made} inferences{kept} in {show_seconds(attempt.wall_s)}, {attempt.results_per_second:.1f}/s on"
+        f" {format_count(facts.devices, 'device')}: device time {show_seconds(attempt.infer_s)} inferring,"
+        f" {show_seconds(facts.load_total_s)} loading ({format_count(facts.loads, 'load')}{hot})"
     ]
     if attempt.origin:
         lines.append(f"the model was loaded from: {attempt.origin}")
@@ -308,26 +308,27 @@ def cost_lines(attempt: Attempt) -> list[str]:
     return lines
 
 
-def summarize(
-    rows: Sequence[ResultRow], attempt: Attempt, *, prompts: Sequence[PromptTemplate], calibrated: bool
+def make_summary(
+    rows: Sequence[ResultRow], attempt: RunAttempt, *, prompts: Sequence[PromptTemplate], calibrated: bool
 ) -> dict[str, object]:
-    made = figures(rows)
+    made = compute_prompt_figures(rows)
     digests = {prompt.name: prompt.digest for prompt in prompts}
     facts = attempt.facts
     return {
-        "inferences": len(rows), "calibrated": calibrated, "best": best_of(made).name,
+        "inferences": len(rows), "calibrated": calibrated, "best": find_best_prompt(made).name,
         "prompts": [
             {
                 "name": one.name, "digest": digests[one.name], "claims": one.claims, "right": one.right,
                 "accuracy": one.accuracy, "accuracy_low": one.low, "accuracy_high": one.high,
                 "accuracy_uncalibrated": one.raw_right / one.claims, "labels": [label.value for label in LABELS],
-                "confusion": one.matrix, "infer_s": one.infer_s, "claims_per_device_s": one.rate,
+                "confusion": one.matrix, "infer_s": one.infer_s, "claims_per_device_s": one.claims_per_second,
             }
             for one in made
         ],
         "attempt": {
             "wall_s": attempt.wall_s, "inferences": attempt.made, "kept": attempt.kept, "calls": attempt.calls,
-            "inferences_per_s": attempt.rate, "infer_device_s": attempt.infer_s, "load_device_s": facts.load_total_s,
+            "inferences_per_s": attempt.results_per_second, "infer_device_s": attempt.infer_s,
+            "load_device_s": facts.load_total_s,
             "loads": facts.loads, "origin": attempt.origin, "calls_found_hot": facts.found_hot,
             "devices": facts.devices, "pilots": facts.pilots,
         },

@@ -9,9 +9,16 @@ from typing import Any
 
 from stoker import causal_lm
 from stoker.apps.common.calls import Job, run_calls, split_into_batches
-from stoker.apps.common.command_line import RunChoice, columns, command, count, format_estimated_wait, resolve
+from stoker.apps.common.command_line import (
+    RunChoice,
+    align_next_steps,
+    format_command,
+    format_count,
+    format_estimated_wait,
+    resolve_options,
+)
 from stoker.apps.common.models_file import model_digest_or_name
-from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
+from stoker.apps.common.runner import ApplicationOutcome, OpenRun, RunAttempt, RunSpec, execute_run
 from stoker.apps.fact_verification import APP
 from stoker.apps.fact_verification.functions import Question, Scores, verify
 from stoker.apps.fact_verification.options import (
@@ -19,20 +26,20 @@ from stoker.apps.fact_verification.options import (
     PromptTemplate,
     VerificationOptions,
     choose_prompts,
-    parameters,
+    draw_claims,
     read_claims,
-    sample_claims,
+    run_identity,
 )
 from stoker.apps.fact_verification.results import (
     KEY,
-    confusion_tables,
-    cost_lines,
-    figures,
-    make_records,
-    make_rows,
-    results_table,
-    summarize,
-    verdict,
+    compute_prompt_figures,
+    format_confusion_tables,
+    format_cost,
+    format_results_table,
+    format_verdict,
+    make_log_records,
+    make_result_rows,
+    make_summary,
     write_results,
     write_timeline,
 )
@@ -43,57 +50,59 @@ from stoker.run_folder import RecordLog
 VerificationCall = tuple[PromptTemplate, tuple[Claim, ...]]
 
 
-def run(given: dict[str, Any], choice: RunChoice) -> int:
-    """Return the exit status: 0, or 130 after Ctrl-C. Raises StokerError. Results so far are kept."""
-    options = resolve(VerificationOptions, given, app=APP, resume=choice.resume, files=("claims", "prompts"))
+def run_verification(given_options: dict[str, Any], choice: RunChoice) -> int:
+    """Check the claims. Return the exit status: 0, or 130 after Ctrl-C. Raises StokerError. Results so far are kept."""
+    options = resolve_options(
+        VerificationOptions, given_options, app=APP, resume=choice.resume, files=("claims", "prompts")
+    )
     everything = read_claims(options.claims_path)
-    claims = sample_claims(everything, limit=options.limit or None, seed=options.seed)
+    claims = draw_claims(everything, limit=options.limit or None, seed=options.seed)
     prompts = choose_prompts(options, claims)
     recipe, model = make_recipe(options)
     model_name = Path(options.model or default_model()).name.removesuffix(".gguf")
     level = "" if options.awareness is Awareness.FULL else f" · awareness {options.awareness.value}"
     total = len(prompts) * len(claims)
-    sizes = f"{count(len(prompts), 'prompt')} x {count(len(claims), 'claim')} = {total:,} inferences"
+    sizes = f"{format_count(len(prompts), 'prompt')} x {format_count(len(claims), 'claim')} = {total:,} inferences"
     spec = RunSpec(
-        app=APP, prefix="fact", parameters=parameters(options, model=model, prompts=prompts, claims=claims),
+        app=APP, prefix="fact", parameters=run_identity(options, model=model, prompts=prompts, claims=claims),
         options=options, key=KEY, total=total, site=options.site, through_make=True,
         headline=[f"fact verification · {model_name} · {sizes}{level}"],
     )  # fmt: skip
 
-    def make(work: OpenRun) -> Outcome:
-        _infer(work, options, recipe, prompts, claims)
-        return _results(work, options, prompts, claims, everything=len(everything))
+    def complete_run(work: OpenRun) -> ApplicationOutcome:
+        _run_missing_calls(work, options, recipe, prompts, claims)
+        return _write_results(work, options, prompts, claims, everything=len(everything))
 
-    return execute(spec, make, choice)
+    return execute_run(spec, complete_run, choice)
 
 
-def _results(
+def _write_results(
     work: OpenRun, options: VerificationOptions, prompts: Sequence[PromptTemplate], claims: Sequence[Claim], *,
     everything: int,
-) -> Outcome:  # fmt: skip
+) -> ApplicationOutcome:  # fmt: skip
     attempt, folder = work.attempt, work.folder
-    rows = make_rows(prompts, claims, work.log, calibrate=options.calibrate)
-    summary = summarize(rows, attempt, prompts=prompts, calibrated=options.calibrate)
+    rows = make_result_rows(prompts, claims, work.log, calibrate=options.calibrate)
+    summary = make_summary(rows, attempt, prompts=prompts, calibrated=options.calibrate)
     timeline = folder.write("timeline.json", lambda path: write_timeline(rows, path))
     folder.write_json("summary.json", summary)
     name = f"results.{options.format}"
     results = folder.finish(name=name, write=lambda path: write_results(rows, path, kind=options.format))
-    made, demo = figures(rows), not options.model and not options.claims
+    made, demo = compute_prompt_figures(rows), not options.model and not options.claims
     blocks = (
-        results_table(made),
-        confusion_tables(made),
-        [f"  {line}" for line in verdict(rows, made, calibrated=options.calibrate, demo=demo)],
-        [*(f"  {line}" for line in cost_lines(attempt)), f"  results  {results}    timeline  {timeline}"],
-        _next_steps(options, attempt, everything=everything, prompts=len(prompts)),
+        format_results_table(made),
+        format_confusion_tables(made),
+        [f"  {line}" for line in format_verdict(rows, made, calibrated=options.calibrate, demo=demo)],
+        [*(f"  {line}" for line in format_cost(attempt)), f"  results  {results}    timeline  {timeline}"],
+        _suggest_next_commands(options, attempt, everything=everything, prompts=len(prompts)),
     )
-    return Outcome(
+    return ApplicationOutcome(
         summary=summary, files={"results": results, "timeline": timeline}, bold="   best",
         report=[line for block in blocks for line in ("", *block)],
     )  # fmt: skip
 
 
-def _command(arguments: str) -> str:
-    return command(APP, arguments, through_make=True)
+def _format_command(arguments: str) -> str:
+    return format_command(APP, arguments, through_make=True)
 
 
 def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
@@ -108,7 +117,7 @@ def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
     return recipe, model_digest_or_name(recipe, path)
 
 
-def plan(
+def plan_missing_calls(
     prompts: Sequence[PromptTemplate], claims: Sequence[Claim], log: RecordLog, *, batch_size: int
 ) -> list[VerificationCall]:
     """Return the missing calls, grouped by prompt, because a library caches the text of a prompt."""
@@ -119,11 +128,11 @@ def plan(
     return calls
 
 
-def _infer(
+def _run_missing_calls(
     work: OpenRun, options: VerificationOptions, recipe: Recipe, prompts: Sequence[PromptTemplate],
     claims: Sequence[Claim],
 ) -> None:  # fmt: skip
-    calls = plan(prompts, claims, work.log, batch_size=options.batch_size)
+    calls = plan_missing_calls(prompts, claims, work.log, batch_size=options.batch_size)
     questions = (
         Question(
             number=number, prefix=prompt.prefix, texts=tuple(map(prompt.fill, batch)), words=prompt.words,
@@ -132,22 +141,22 @@ def _infer(
         for number, (prompt, batch) in enumerate(calls)
     )  # fmt: skip
 
-    def take(scores: Scores) -> int:
+    def store_scores(scores: Scores) -> int:
         work.attempt.infer_s += scores.infer_s
         work.attempt.origin = scores.origin
-        return work.log.append(make_records(*calls[scores.number], scores))
+        return work.log.append(make_log_records(*calls[scores.number], scores))
 
-    def explained(jobs: Sequence[Job]) -> Iterator[Scores]:
+    def run_and_name_failed_claims(jobs: Sequence[Job]) -> Iterator[Scores]:
         try:
             yield from run_calls(jobs)
         except StokerError as error:
-            raise explain(error, calls, file=options.claims_path) from error
+            raise name_failed_claims(error, calls, file=options.claims_path) from error
 
     jobs = [(verify.with_options(context=recipe), questions)] if calls else []
-    work.infer(jobs, contexts={"": recipe}, take=take, noun="claims", results=explained)
+    work.run_jobs(jobs, contexts={"": recipe}, take=store_scores, noun="claims", results=run_and_name_failed_claims)
 
 
-def explain(error: StokerError, calls: Sequence[VerificationCall], *, file: Path) -> StokerError:
+def name_failed_claims(error: StokerError, calls: Sequence[VerificationCall], *, file: Path) -> StokerError:
     """Return an error that names the claims of the failed call. Other errors are returned unchanged."""
     number = error.facts.get("question")
     if number is None:
@@ -159,7 +168,9 @@ def explain(error: StokerError, calls: Sequence[VerificationCall], *, file: Path
     return StokerError.in_file(file, problem, key="claim")
 
 
-def _next_steps(options: VerificationOptions, attempt: Attempt, *, everything: int, prompts: int) -> list[str]:
+def _suggest_next_commands(
+    options: VerificationOptions, attempt: RunAttempt, *, everything: int, prompts: int
+) -> list[str]:
     files = {"model": options.model, "claims": options.claims, "prompts": options.prompts, "site": options.site}
     here = f"{Path.cwd()}/"
     same = "".join(f"--{name} {shlex.quote(file.removeprefix(here))} " for name, file in files.items() if file)
@@ -170,11 +181,11 @@ def _next_steps(options: VerificationOptions, attempt: Attempt, *, everything: i
             each_s = attempt.infer_s / attempt.made / max(1, attempt.facts.devices)
             about = f" (about {format_estimated_wait(attempt.facts.load_s + everything * prompts * each_s)} here)"
         which = "every shipped claim" if not options.claims else f"all {everything:,} claims of the file"
-        steps.append((_command(f"{same}--all"), which + about))
+        steps.append((_format_command(f"{same}--all"), which + about))
     if not options.model or not options.claims:
-        steps.append((_command("--model PATH --claims FILE"), "your model, your claims"))
+        steps.append((_format_command("--model PATH --claims FILE"), "your model, your claims"))
     if not options.prompts:
-        steps.append((_command(f"{same}--prompts FILE"), "your templates; see --help"))
+        steps.append((_format_command(f"{same}--prompts FILE"), "your templates; see --help"))
     if options.awareness is Awareness.FULL and attempt.made and not options.claims:
-        steps.append((_command(f"{same}--awareness none --limit 32"), "the same without contexts"))
-    return columns(steps)
+        steps.append((_format_command(f"{same}--awareness none --limit 32"), "the same without contexts"))
+    return align_next_steps(steps)

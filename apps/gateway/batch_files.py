@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 
 from stoker.apps.common.batch_state import OK, encode_json_line, read_json, read_json_lines
-from stoker.apps.common.openai_requests import Endpoint, RequestRefused, parse_json_object, refused
-from stoker.apps.common.refusals import expect, required
+from stoker.apps.common.openai_requests import Endpoint, RequestRefused, field_error, parse_json_object
+from stoker.apps.common.refusals import check_type, require_field
 
 DAY_S = 86_400
 KEPT_S = 30 * DAY_S
@@ -53,7 +53,7 @@ class FileStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def add(self, data: bytes | Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
+    def add_file(self, data: bytes | Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
         id = f"file-{secrets.token_hex(12)}"
         place = self._folder / id
         place.mkdir(mode=0o700, parents=True)
@@ -70,29 +70,29 @@ class FileStore:
             raise
         return made
 
-    def get(self, id: str, *, owner: str) -> StoredFile:
+    def get_file(self, id: str, *, owner: str) -> StoredFile:
         """Return a file of this owner. Raises RequestRefused (404)."""
         found = read_json(self._folder / id / "file.json", StoredFile) if _ID.fullmatch(id) else None
         if found is not None and found.owner == owner:
             return found
         raise RequestRefused(f"there is no file {id!r:.80}", param="id", code="file_not_found", status=404)
 
-    def data(self, id: str) -> Path:
+    def content_path(self, id: str) -> Path:
         return self._folder / id / "data"
 
-    def all(self, *, owner: str) -> list[StoredFile]:
+    def list_files(self, *, owner: str) -> list[StoredFile]:
         found = []
         for place in self._folder.glob("file-*"):
             try:
-                found.append(self.get(place.name, owner=owner))
+                found.append(self.get_file(place.name, owner=owner))
             except RequestRefused:  # a file of another owner, or an incomplete file
                 continue
         return sorted(found, key=lambda one: one.created_at, reverse=True)
 
-    def remove(self, id: str, *, owner: str) -> None:
-        shutil.rmtree(self._folder / self.get(id, owner=owner).id)
+    def remove_file(self, id: str, *, owner: str) -> None:
+        shutil.rmtree(self._folder / self.get_file(id, owner=owner).id)
 
-    def remove_old(self, now: float, *, needed: Collection[str]) -> None:
+    def remove_old_files(self, now: float, *, needed: Collection[str]) -> None:
         """Delete old files that are not `needed`, and remains of interrupted uploads."""
         for place in self._folder.glob("file-*"):
             with suppress(OSError):
@@ -100,7 +100,7 @@ class FileStore:
                     shutil.rmtree(place)
 
 
-def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
+def parse_file_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
     head = b"Content-Type: " + content_type.encode("latin-1") + b"\r\n\r\n"
     form = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + body)
     fields: dict[str, tuple[str, bytes]] = {}
@@ -125,7 +125,7 @@ def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
 
 
 _SUCCESS_MARK = b'"response":{"status_code":200'
-"""Bytes that only log lines of answers contain: a JSON string would escape the quotes."""
+"""Bytes that only log lines of successful answers contain. Texts cannot contain them, because JSON escapes quotes."""
 
 
 def write_batch_output_files(
@@ -215,31 +215,33 @@ class GatewayBatch(msgspec.Struct):
         }  # fmt: skip
 
 
-def read_batch(data: bytes, *, owner: str = "") -> GatewayBatch:
-    """Raises RequestRefused."""
+def parse_batch_request(data: bytes, *, owner: str = "") -> GatewayBatch:
+    """Parse a request that creates a batch. Raises RequestRefused."""
     body = parse_json_object(data)
     for name in body.keys() - _BATCH_FIELDS:
-        raise refused(f"{name:.80}", "is not a known field of a batch", "unknown_parameter")
+        raise field_error(f"{name:.80}", "is not a known field of a batch", "unknown_parameter")
     if body.get("output_expires_after") is not None:
         problem = "is not supported here: files are removed after 30 days"
-        raise refused("output_expires_after", problem, "unsupported_parameter")
+        raise field_error("output_expires_after", problem, "unsupported_parameter")
     endpoint = body.get("endpoint")
     known = [each.value for each in Endpoint]
     if endpoint not in known:
-        raise refused("endpoint", f"must be one of {', '.join(known)}", "invalid_value")
-    window, window_s = _window(body.get("completion_window"))
-    file = expect(required(body, "input_file_id"), str, "input_file_id")
+        raise field_error("endpoint", f"must be one of {', '.join(known)}", "invalid_value")
+    window, window_s = _parse_completion_window(body.get("completion_window"))
+    file = check_type(require_field(body, "input_file_id"), str, "input_file_id")
     return GatewayBatch(
         f"batch_{secrets.token_hex(12)}", owner, endpoint, file, int(time.time()), _read_metadata(body.get("metadata")),
         completion_window=window, window_s=window_s,
     )  # fmt: skip
 
 
-def _window(value: Any) -> tuple[str, int]:
+def _parse_completion_window(value: Any) -> tuple[str, int]:
     found = _WINDOW.fullmatch(value) if isinstance(value, str) else None
     seconds = int(found[1]) * (3600 if found[2] == "h" else DAY_S) if found else 0
     if not 0 < seconds <= 30 * DAY_S:
-        raise refused("completion_window", "must be a number of hours or days up to 30d, as in 24h", "invalid_value")
+        raise field_error(
+            "completion_window", "must be a number of hours or days up to 30d, as in 24h", "invalid_value"
+        )
     return value, seconds
 
 
@@ -247,10 +249,10 @@ def _read_metadata(value: Any) -> dict[str, str] | None:
     if value is None:
         return None
     if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
-        raise refused("metadata", "must be an object whose values are texts", "invalid_type")
+        raise field_error("metadata", "must be an object whose values are texts", "invalid_type")
     if len(value) > _MOST_PAIRS or any(
         len(key) > _LONGEST_KEY or len(each) > _LONGEST_VALUE for key, each in value.items()
     ):
         most = f"at most {_MOST_PAIRS} pairs, keys of {_LONGEST_KEY} and values of {_LONGEST_VALUE} characters"
-        raise refused("metadata", f"may have {most}", "invalid_value")
+        raise field_error("metadata", f"may have {most}", "invalid_value")
     return value

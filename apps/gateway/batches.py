@@ -28,10 +28,10 @@ from stoker.apps.gateway.batch_files import (
     count_answers,
     write_batch_output_files,
 )
-from stoker.apps.gateway.batch_process import BatchPace, MonitoredBatch, find_process
+from stoker.apps.gateway.batch_process import BatchPermitGranter, MonitoredBatch, find_batch_process
 from stoker.apps.gateway.failures import log
-from stoker.apps.gateway.keys import Guard
-from stoker.apps.gateway.usage import BatchReader, UsageRecorder
+from stoker.apps.gateway.keys import KeyGuard
+from stoker.apps.gateway.usage import BatchUsageReader, UsageRecorder
 
 _ID = re.compile(r"batch_[0-9a-f]{24}")
 _OPEN = ("in_progress", "finalizing", "cancelling")
@@ -52,9 +52,9 @@ _EXIT_CODES_WITH_FILES = (0, 1)
 """Exit codes of a batch process that has written output files. 1: some requests have no answer."""
 
 
-class Batches:
+class GatewayBatches:
     def __init__(
-        self, folder: Path, files: FileStore, *, models: Path, session: str, guard: Guard, usage: UsageRecorder,
+        self, folder: Path, files: FileStore, *, models: Path, session: str, guard: KeyGuard, usage: UsageRecorder,
         names: Collection[str],
     ) -> None:  # fmt: skip
         """`usage`: records the batches' requests. `names`: the models whose requests are recorded."""
@@ -68,74 +68,75 @@ class Batches:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._followed: dict[str, MonitoredBatch] = {}
 
-    def resume(self) -> None:
+    def resume_open_batches(self) -> None:
         for id in self._list_batch_ids():
             batch = None
             with contextlib.suppress(OSError):
-                batch = self._read(id)
+                batch = self._read_batch(id)
                 if batch is None or batch.status not in _OPEN:
                     continue
-            self._follow(id)  # after an OSError, the task reads the file again
+            self._start_batch_task(id)  # also after an OSError, because the task reads the file again
 
-    async def leave(self) -> None:
+    async def stop_all(self) -> None:
         """Stop all batches. A restarted gateway resumes open batches."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def add(self, batch: GatewayBatch) -> GatewayBatch:
-        self.files.get(batch.input_file_id, owner=batch.owner)
-        data = self.files.data(batch.input_file_id)
-        batch.total, batch.problem = await asyncio.to_thread(_checked, data, batch.endpoint)
+    async def add_batch(self, batch: GatewayBatch) -> GatewayBatch:
+        self.files.get_file(batch.input_file_id, owner=batch.owner)
+        data = self.files.content_path(batch.input_file_id)
+        batch.total, batch.problem = await asyncio.to_thread(_check_input_file, data, batch.endpoint)
         if batch.problem:
             batch.status, batch.ended_at = "failed", int(time.time())
-        self._keep(batch)
+        self._write_batch(batch)
         if not batch.problem:
-            self._follow(batch.id)
+            self._start_batch_task(batch.id)
         return batch
 
-    def get(self, id: str, *, owner: str) -> GatewayBatch:
+    def get_batch(self, id: str, *, owner: str) -> GatewayBatch:
         """Return a batch of this owner with its progress. Raises RequestRefused."""
-        found = self._read(id) if _ID.fullmatch(id) else None
+        found = self._read_batch(id) if _ID.fullmatch(id) else None
         if found is None or found.owner != owner:
             raise RequestRefused(f"there is no batch {id!r:.80}", param="id", code="batch_not_found", status=404)
         if found.status in _OPEN:
             with contextlib.suppress(OSError):
-                found.completed, found.failed = count_answers(self._run(found) / _LOG)
+                found.completed, found.failed = count_answers(self._run_folder(found) / _LOG)
             if followed := self._followed.get(id):
-                found.waits = followed.waits
+                found.waits = followed.retry_reason
         return found
 
-    def all(self, *, owner: str) -> list[GatewayBatch]:
-        own = [self.get(batch.id, owner=owner) for batch in self._all() if batch.owner == owner]
+    def list_batches(self, *, owner: str) -> list[GatewayBatch]:
+        own = [self.get_batch(batch.id, owner=owner) for batch in self._read_all_batches() if batch.owner == owner]
         return sorted(own, key=lambda one: one.created_at, reverse=True)
 
-    def cancel(self, id: str, *, owner: str) -> GatewayBatch:
+    def cancel_batch(self, id: str, *, owner: str) -> GatewayBatch:
         """Stop a batch and keep its answers so far. Raises RequestRefused."""
-        batch = self.get(id, owner=owner)
+        batch = self.get_batch(id, owner=owner)
         if batch.status not in _OPEN:
-            raise RequestRefused(f"batch {id} is {batch.status}", param="id", code="batch_is_over", status=409)
+            said = f"batch {id} cannot be cancelled: it is {batch.status}"
+            raise RequestRefused(said, param="id", code="batch_is_over", status=409)
         batch.status, batch.cancelling_at = "cancelling", int(time.time())
-        self._keep(batch)
+        self._write_batch(batch)
         if followed := self._followed.get(id):
-            followed.stop()
+            followed.stop_process()
             followed.retry_now.set()
         return batch
 
-    def remove_old(self, now: float) -> None:
+    def remove_old_batches(self, now: float) -> None:
         needed = set()
-        for batch in self._all():
+        for batch in self._read_all_batches():
             if batch.status in _OPEN:
                 needed.add(batch.input_file_id)
             elif (batch.ended_at or batch.created_at) + KEPT_S < now:
-                shutil.rmtree(self._run(batch), ignore_errors=True)
+                shutil.rmtree(self._run_folder(batch), ignore_errors=True)
                 for ending in ("log", "permits", "use", "json"):
                     (self._folder / f"{batch.id}.{ending}").unlink(missing_ok=True)
-        self.files.remove_old(now, needed=needed)
+        self.files.remove_old_files(now, needed=needed)
 
     # ---- one batch, to its end
 
-    def _follow(self, id: str) -> None:
+    def _start_batch_task(self, id: str) -> None:
         self._followed[id] = MonitoredBatch(id)
         task = asyncio.create_task(self._run_to_end(self._followed[id]))
         self._tasks[id] = task
@@ -145,107 +146,116 @@ class Batches:
         is_over = False
         try:
             while not is_over:
-                await followed.retry_until_done(lambda: self._start(followed))
+                await followed.retry_until_done(lambda: self._find_or_start_process(followed))
                 code = await self._wait_for_batch_process_end(followed)
-                is_over = await followed.retry_until_done(functools.partial(self._end, followed, code))
+                is_over = await followed.retry_until_done(functools.partial(self._store_outcome, followed, code))
         except asyncio.CancelledError:
-            followed.stop()
+            followed.stop_process()
             raise
 
-    async def _start(self, followed: MonitoredBatch) -> None:
-        """Find or start the process of a batch. Call again after an OSError."""
+    async def _find_or_start_process(self, followed: MonitoredBatch) -> None:
+        """May raise OSError; then call this method again."""
         batch = self._expire_if_due(followed)
         if batch is None or batch.status not in _OPEN:
             return
         if followed.child is None and followed.process is None:
-            followed.process = await asyncio.to_thread(find_process, self._run(batch))
-            batch = self._read(followed.id) or batch  # the batch may have been cancelled
-            pace = self._pace(batch)
+            followed.process = await asyncio.to_thread(find_batch_process, self._run_folder(batch))
+            batch = self._read_batch(followed.id) or batch  # the batch may have been cancelled
+            pace = self._make_permit_granter(batch)
             if followed.process is not None:
                 if pace is not None:
-                    pace.find(left=self._left(batch))
+                    pace.take_over_permits(unanswered=self._count_unanswered_requests(batch))
             elif batch.status == "in_progress":
                 if pace is not None:
-                    pace.begin(left=self._left(batch))
-                followed.child = await self._spawn(batch)
+                    pace.start_granting(unanswered=self._count_unanswered_requests(batch))
+                followed.child = await self._start_process(batch)
             else:
                 return
             if pace is not None:
-                followed.pacing = asyncio.create_task(pace.keep())
-        if (self._read(followed.id) or batch).status != "in_progress":
-            followed.stop()
+                followed.permit_task = asyncio.create_task(pace.grant_until_cancelled())
+        if (self._read_batch(followed.id) or batch).status != "in_progress":
+            followed.stop_process()
 
     async def _wait_for_batch_process_end(self, followed: MonitoredBatch) -> int | None:
         ending = asyncio.create_task(followed.wait_for_process_end())
-        counting = asyncio.create_task(self._count(followed.id))
+        counting = asyncio.create_task(self._count_usage_until_cancelled(followed.id))
         try:
             while not ending.done():
-                with contextlib.suppress(OSError):  # check again later
+                with contextlib.suppress(OSError):  # the next round checks again
                     self._expire_if_due(followed)
                 await asyncio.wait({ending}, timeout=_WINDOW_LOOK_S)
             return ending.result()
         finally:
             ending.cancel()
             counting.cancel()
-            if followed.pacing is not None:
-                followed.pacing.cancel()
-                followed.pacing = None
+            if followed.permit_task is not None:
+                followed.permit_task.cancel()
+                followed.permit_task = None
 
-    async def _count(self, id: str) -> None:
-        """Count the requests and tokens of a running batch until this task is cancelled."""
+    async def _count_usage_until_cancelled(self, id: str) -> None:
         batch = None
         with contextlib.suppress(OSError):
-            batch = self._read(id)
+            batch = self._read_batch(id)
         if batch is None:
-            return  # `_record_batch_usage` counts the usage later
-        reader = self._reader(batch)
+            return  # `_record_batch_usage` counts it at the end
+        reader = self._make_usage_reader(batch)
         while True:
             more = False
             with contextlib.suppress(OSError):
-                more = await asyncio.to_thread(reader.read_log)
-            self._usage.set_batch(id, reader.totals, key=batch.owner)
+                more = await asyncio.to_thread(reader.read_new_log_lines)
+            self._usage.set_batch_totals(id, reader.totals, key=batch.owner)
             await asyncio.sleep(0 if more else _COUNT_EVERY_S)
 
     async def _record_batch_usage(self, batch: GatewayBatch) -> None:
-        run, reader = self._run(batch), self._reader(batch)
+        run, reader = self._run_folder(batch), self._make_usage_reader(batch)
         if batch.status == "completed":
-            await asyncio.to_thread(reader.read_files, run / "responses.jsonl", run / "errors.jsonl")
+            await asyncio.to_thread(reader.count_output_files, run / "responses.jsonl", run / "errors.jsonl")
         else:
-            while await asyncio.to_thread(reader.read_log):
+            while await asyncio.to_thread(reader.read_new_log_lines):
                 pass
-        self._usage.set_batch(batch.id, reader.totals, key=batch.owner)
+        self._usage.set_batch_totals(batch.id, reader.totals, key=batch.owner)
 
-    def _reader(self, batch: GatewayBatch) -> BatchReader:
-        return BatchReader(self.files.data(batch.input_file_id), self._run(batch) / _LOG, models=self._names)
+    def _make_usage_reader(self, batch: GatewayBatch) -> BatchUsageReader:
+        return BatchUsageReader(
+            self.files.content_path(batch.input_file_id), self._run_folder(batch) / _LOG, models=self._names
+        )
 
     def _expire_if_due(self, followed: MonitoredBatch) -> GatewayBatch | None:
-        batch = self._read(followed.id)
+        batch = self._read_batch(followed.id)
         if batch is not None and batch.status == "in_progress" and time.time() >= batch.created_at + batch.window_s:
             batch.status = "finalizing"
-            self._keep(batch)
-            followed.stop()
+            self._write_batch(batch)
+            followed.stop_process()
         return batch
 
-    def _pace(self, batch: GatewayBatch) -> BatchPace | None:
-        """None if the key of the batch has no limits. A deleted key gets no permits."""
+    def _make_permit_granter(self, batch: GatewayBatch) -> BatchPermitGranter | None:
+        """Return None if the batch's API key has no limits. A batch of a deleted key gets no permits."""
         if self._guard.is_open or not batch.owner:
             return None
-        caller = self._guard.caller_by_key_name(batch.owner)
-        if caller is not None and not caller.is_limited:
+        caller = self._guard.find_caller_by_key_name(batch.owner)
+        if caller is not None and not caller.has_limits:
             return None
-        return BatchPace(self._folder / f"{batch.id}.permits", self._guard, owner=batch.owner)
+        return BatchPermitGranter(self._folder / f"{batch.id}.permits", self._guard, owner=batch.owner)
 
-    def _left(self, batch: GatewayBatch) -> int:
+    def _count_unanswered_requests(self, batch: GatewayBatch) -> int:
         with contextlib.suppress(OSError):
-            return batch.total - sum(count_answers(self._run(batch) / _LOG))
+            return batch.total - sum(count_answers(self._run_folder(batch) / _LOG))
         return batch.total
 
-    async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
+    async def _start_process(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
         """Start the process of a batch. The process continues if the gateway is killed."""
-        requests = str(self.files.data(batch.input_file_id))
+        requests = str(self.files.content_path(batch.input_file_id))
         words = [sys.executable, "-P", "-m", "stoker.manager.cli.main", "batch", requests]
-        words += ["--models", str(self._models), "--session", self._session, "--out", str(self._run(batch)), "--json"]
-        if self._pace(batch) is not None:
+        words += [
+            "--models",
+            str(self._models),
+            "--session",
+            self._session,
+            "--out",
+            str(self._run_folder(batch)),
+            "--json",
+        ]
+        if self._make_permit_granter(batch) is not None:
             words += ["--permits", str(self._folder / f"{batch.id}.permits")]
         with (self._folder / f"{batch.id}.log").open("wb") as said:
             return await asyncio.create_subprocess_exec(
@@ -253,12 +263,12 @@ class Batches:
                 start_new_session=True,
             )  # fmt: skip
 
-    async def _end(self, followed: MonitoredBatch, code: int | None) -> bool:
+    async def _store_outcome(self, followed: MonitoredBatch, code: int | None) -> bool:
         """Store the outcome, or return False if the process must start again. `code`: exit code, None if unknown."""
-        batch = self._read(followed.id)
+        batch = self._read_batch(followed.id)
         if batch is None or batch.status not in _OPEN:
             return True
-        run = self._run(batch)
+        run = self._run_folder(batch)
         summary: dict[str, Any] = {}
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
             summary = msgspec.json.decode((run / "summary.json").read_bytes())
@@ -268,7 +278,7 @@ class Batches:
             batch.completed, batch.failed = summary["answered"], summary["errors"]
             if errors.exists():
                 await asyncio.to_thread(copy_errors_for_client, errors, run / _CLEANED)
-        elif batch.status == "in_progress" and code is None:  # the process was stopped while no gateway ran
+        elif batch.status == "in_progress" and code is None:  # it was stopped while no gateway ran, so start it again
             return False
         else:
             batch.status, why, message = _EARLY_ENDS[batch.status]
@@ -281,49 +291,49 @@ class Batches:
             run.mkdir(exist_ok=True)
             responses = run / _KEPT
             batch.completed, batch.failed = await asyncio.to_thread(
-                write_batch_output_files, run / _LOG, self.files.data(batch.input_file_id), responses=responses,
+                write_batch_output_files, run / _LOG, self.files.content_path(batch.input_file_id), responses=responses,
                 errors=run / _CLEANED, code=why, message=message,
             )  # fmt: skip
-        batch.output_file_id = self._given(followed, batch, responses, name="responses.jsonl")
-        batch.error_file_id = self._given(followed, batch, run / _CLEANED, name="errors.jsonl")
+        batch.output_file_id = self._store_output_file(followed, batch, responses, name="responses.jsonl")
+        batch.error_file_id = self._store_output_file(followed, batch, run / _CLEANED, name="errors.jsonl")
         batch.ended_at = int(time.time())
         await self._record_batch_usage(batch)
-        self._keep(batch)
+        self._write_batch(batch)
         return True
 
-    def _given(self, followed: MonitoredBatch, batch: GatewayBatch, path: Path, *, name: str) -> str | None:
+    def _store_output_file(self, followed: MonitoredBatch, batch: GatewayBatch, path: Path, *, name: str) -> str | None:
         if not path.exists() or not path.stat().st_size:
             return None
         name = f"{batch.id}_{name}"
-        if name not in followed.given:
-            stored = self.files.add(path, filename=name, purpose="batch_output", owner=batch.owner)
-            followed.given[name] = stored.id
-        return followed.given[name]
+        if name not in followed.stored_file_ids:
+            stored = self.files.add_file(path, filename=name, purpose="batch_output", owner=batch.owner)
+            followed.stored_file_ids[name] = stored.id
+        return followed.stored_file_ids[name]
 
     # ---- on disk
 
-    def _run(self, batch: GatewayBatch) -> Path:
+    def _run_folder(self, batch: GatewayBatch) -> Path:
         return self._folder / f"{batch.id}.run"
 
-    def _all(self) -> list[GatewayBatch]:
-        return [found for id in self._list_batch_ids() if (found := self._read(id)) is not None]
+    def _read_all_batches(self) -> list[GatewayBatch]:
+        return [found for id in self._list_batch_ids() if (found := self._read_batch(id)) is not None]
 
     def _list_batch_ids(self) -> list[str]:
         return [path.stem for path in self._folder.glob("batch_*.json")]
 
-    def _read(self, id: str) -> GatewayBatch | None:
+    def _read_batch(self, id: str) -> GatewayBatch | None:
         try:
             return msgspec.json.decode((self._folder / f"{id}.json").read_bytes(), type=GatewayBatch)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
-    def _keep(self, batch: GatewayBatch) -> None:
+    def _write_batch(self, batch: GatewayBatch) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         data = msgspec.json.encode(msgspec.structs.replace(batch, waits=""))
         replace_file(self._folder / f"{batch.id}.json", data)
 
 
-def _checked(path: Path, endpoint: str) -> tuple[int, str]:
+def _check_input_file(path: Path, endpoint: str) -> tuple[int, str]:
     """Return the number of requests, and why the file is invalid for this endpoint (empty if valid)."""
     total = 0
     with path.open("rb") as lines:

@@ -25,7 +25,9 @@ def command(context: click.Context, /, *, session: str, host: str, port: int | N
     Without keys (stoker serve keys), everybody on this machine can read the page, and other machines cannot.
     """
     if uds and (port or host != "127.0.0.1"):
-        raise click.UsageError("--uds listens on no port: leave out --host and --port")
+        raise click.UsageError("--uds listens on a Unix socket, not on a port: leave out --host and --port")
     with report_missing_serve_extra("stoker dashboard"):
-        from stoker.apps.gateway.dashboard import show  # imported here, because the import would slow --help
-    context.exit(show(session, host=host, port=port or 0, uds=uds, as_json=as_json, screen=Screen(json_only=as_json)))
+        from stoker.apps.gateway.dashboard import serve_dashboard  # here, because its imports would slow --help
+    context.exit(
+        serve_dashboard(session, host=host, port=port or 0, uds=uds, as_json=as_json, screen=Screen(json_only=as_json))
+    )

@@ -28,7 +28,7 @@ OBJECTIVE_UNREACHABLE = "objective_unreachable"
 _BUSY_S = 5.0
 _REFUSALS: dict[type[StokerError], tuple[str, str, int, float]] = {
     NoDeviceError: ("no device of this site can ever hold the model", "model_fits_nowhere", 503, 0.0),
-    # several devices have already tried to load the model
+    # No retry time: several devices have already failed to load the model.
     ContextError: ("the model could not be loaded", "model_unavailable", 503, 0.0),
     CallTimeoutError: ("the request ran longer than its limit", "timeout", 504, 0.0),
     CallDroppedError: ("the session has more requests than it can answer", "overloaded", 503, _BUSY_S),
@@ -42,7 +42,7 @@ _REFUSALS: dict[type[StokerError], tuple[str, str, int, float]] = {
 """Message, code, HTTP status and seconds before a retry for each type of error. The first matching type applies."""
 
 
-def refusal_of(error: BaseException) -> ApiError:
+def error_for_client(error: BaseException) -> ApiError:
     """Return the error for the client, without names of calls, hosts or folders."""
     match error:
         case RequestRefused():
@@ -54,14 +54,16 @@ def refusal_of(error: BaseException) -> ApiError:
                 retry_after_s=retry_after_s,
             )  # fmt: skip
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            return _refusal(f"the gateway could not store the data: {error.strerror}", "disk_full", 507, _BUSY_S)
+            return _make_server_error(
+                f"the gateway could not store the data: {error.strerror}", "disk_full", 507, _BUSY_S
+            )
     for kind, (message, code, status, retry_after_s) in _REFUSALS.items():
         if isinstance(error, kind):
-            return _refusal(message, code, status, retry_after_s)
-    return _refusal("the request failed", "call_failed", 500)
+            return _make_server_error(message, code, status, retry_after_s)
+    return _make_server_error("the request failed", "call_failed", 500)
 
 
-def _refusal(message: str, code: str, status: int, retry_after_s: float = 0.0) -> ApiError:
+def _make_server_error(message: str, code: str, status: int, retry_after_s: float = 0.0) -> ApiError:
     text = f"{message}; the gateway's log says why: search for the request id of this answer"
     return ApiError(text, type="server_error", code=code, status=status, retry_after_s=retry_after_s)
 
@@ -73,5 +75,5 @@ def log_failure(error: BaseException, request: Request) -> None:
     why = error.why if isinstance(error, RequestRefused) else str(error) or type(error).__name__
     foreseen = isinstance(error, StokerError | OSError | RequestRefused)
     id = request.scope.get("state", {}).get("request_id", "")
-    status = refusal_of(error).status
+    status = error_for_client(error).status
     log.warning("%s %s: %d: %s", id, request.url.path, status, why, exc_info=None if foreseen else error)

@@ -16,10 +16,10 @@ from stoker.apps.common.openai_answers import (
     TextPiece,
     Vectors,
     build_prompts,
-    complete,
-    embed_texts,
-    refusal,
-    score_pairs,
+    complete_prompt,
+    convert_model_error,
+    embed_request_texts,
+    score_text_pairs,
     set_request_adapter,
     stream_text,
 )
@@ -33,17 +33,17 @@ _PIECE_BYTES = 500_000
 
 
 @app(stream=True)
-def write(model: CausalLM, request: ApiRequest) -> Iterator[Choice | ApiError]:
+def write_answer(model: CausalLM, request: ApiRequest) -> Iterator[Choice | ApiError]:
     request = set_request_adapter(model, request)
     try:
         [prompt] = build_prompts(model, request)
-        yield complete(model, request, prompt, place=0)
+        yield complete_prompt(model, request, prompt, place=0)
     except ValueError as refused:
-        yield refusal(refused, request)
+        yield convert_model_error(refused, request)
 
 
 @app(stream=True)
-def write_pieces(model: CausalLM, request: ApiRequest) -> Iterator[TextPiece | RelayedTexts | ApiError]:
+def stream_answer(model: CausalLM, request: ApiRequest) -> Iterator[TextPiece | RelayedTexts | ApiError]:
     begun, request = False, set_request_adapter(model, request)
     try:
         [prompt] = build_prompts(model, request)
@@ -53,15 +53,15 @@ def write_pieces(model: CausalLM, request: ApiRequest) -> Iterator[TextPiece | R
     except ValueError as refused:
         if begun:
             raise
-        yield refusal(refused, request)
+        yield convert_model_error(refused, request)
 
 
 @app(stream=True)
-def embed(model: EncoderModel, request: ApiRequest) -> Iterator[Vectors | ApiError]:
+def embed_texts(model: EncoderModel, request: ApiRequest) -> Iterator[Vectors | ApiError]:
     try:
-        vectors, tokens = embed_texts(model, request)
+        vectors, tokens = embed_request_texts(model, request)
     except ValueError as refused:
-        yield refusal(refused, request)
+        yield convert_model_error(refused, request)
         return
     width = vectors.shape[1]
     rows = max(1, _PIECE_BYTES // max(1, 4 * width))
@@ -70,8 +70,8 @@ def embed(model: EncoderModel, request: ApiRequest) -> Iterator[Vectors | ApiErr
 
 
 @app(stream=True)
-def score(model: EncoderModel, request: ApiRequest) -> Iterator[ScorePiece | ApiError]:
+def score_pairs(model: EncoderModel, request: ApiRequest) -> Iterator[ScorePiece | ApiError]:
     try:
-        yield score_pairs(model, request)
+        yield score_text_pairs(model, request)
     except ValueError as refused:
-        yield refusal(refused, request)
+        yield convert_model_error(refused, request)

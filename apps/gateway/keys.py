@@ -27,7 +27,7 @@ from stoker.errors import ConfigError
 
 WINDOW_S = 60.0
 _SOON_S = 1.0
-"""Seconds before a client retries, if another request of its key must end first."""
+"""Seconds after which a client should retry, if another request of its key must end first."""
 
 
 class KeyLimits(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class KeyLimits(msgspec.Struct, frozen=True):
     tokens_per_minute: int = 0
     concurrent: int = 0
 
-    def limits_for_batches(self) -> KeyLimits:
+    def reduce_for_batches(self) -> KeyLimits:
         """Reduce each limit above 1 by a tenth, at least by 1, to leave capacity for other requests."""
         return KeyLimits(*(most and max(1, most - max(1, most // 10)) for most in msgspec.structs.astuple(self)))
 
@@ -49,18 +49,18 @@ class KeyUse(msgspec.Struct):
     requests: deque[float] = msgspec.field(default_factory=deque)
     tokens: deque[tuple[float, int]] = msgspec.field(default_factory=deque)
 
-    def start(self, now: float) -> None:
+    def count_request_start(self, now: float) -> None:
         self.running += 1
         self.requests.append(now)
 
-    def end(self, tokens: int, *, now: float) -> None:
+    def count_request_end(self, tokens: int, *, now: float) -> None:
         self.running -= 1
         if tokens:
             self.tokens.append((now, tokens))
 
-    def reached(self, limits: KeyLimits, *, now: float, who: str = "this key") -> RequestRefused | None:
+    def find_exceeded_limit(self, limits: KeyLimits, *, now: float, who: str = "this key") -> RequestRefused | None:
         """Return an error (429) if another request would exceed a limit, else None. `who`: the owner of the limits."""
-        used = self.tokens_used(now)
+        used = self.count_recent_tokens(now)
         while self.requests and self.requests[0] <= now - WINDOW_S:
             self.requests.popleft()
         requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
@@ -77,7 +77,7 @@ class KeyUse(msgspec.Struct):
             return None
         return RequestRefused(message, type="rate_limit_error", code=code, status=429, retry_after_s=wait_s)
 
-    def tokens_used(self, now: float) -> int:
+    def count_recent_tokens(self, now: float) -> int:
         while self.tokens and self.tokens[0][0] <= now - WINDOW_S:
             self.tokens.popleft()
         return sum(tokens for _, tokens in self.tokens)
@@ -107,7 +107,7 @@ class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     admin: bool = False
 
 
-class KeysOnDisk(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class StoredKeys(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Keys by name, and limits by group."""
 
     keys: dict[str, KeyRecord] = {}
@@ -120,77 +120,77 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stamp: tuple[int, int] | None = None
-        self._kept = KeysOnDisk()
+        self._kept = StoredKeys()
         self._by_digest: dict[str, KeyRecord] = {}
 
     @classmethod
-    def usual(cls) -> KeyFile:
+    def at_default_path(cls) -> KeyFile:
         return cls(state_folder() / "serve" / "keys.json")
 
     @property
     def exists(self) -> bool:
         return self.path.exists()
 
-    def _read(self) -> KeysOnDisk:
+    def _read_from_disk(self) -> StoredKeys:
         try:
             data, mode = self.path.read_bytes(), self.path.stat().st_mode
         except FileNotFoundError:
-            return KeysOnDisk()
+            return StoredKeys()
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be read: {error}", file=str(self.path)) from None
         if mode & 0o077:
             raise ConfigError(f"{self.path}: other users may read it; chmod 600 {self.path}", file=str(self.path))
         try:
-            return msgspec.json.decode(data, type=KeysOnDisk)
+            return msgspec.json.decode(data, type=StoredKeys)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path}: is damaged: {error}", file=str(self.path)) from None
 
-    def add(self, name: str, limits: KeyLimits, *, group: str = "", admin: bool = False) -> str:
+    def add_key(self, name: str, limits: KeyLimits, *, group: str = "", admin: bool = False) -> str:
         """Create and return a key; only its digest is stored."""
         _check_name_syntax(name, what="a key")
-        kept = self._read()
+        kept = self._read_from_disk()
         if name in kept.keys:
             raise ConfigError(f"there is a key {name} already; remove it first: stoker serve keys remove {name}")
         _check_group_exists(group, kept)
         key = _KEY_PREFIX + secrets.token_urlsafe(32)
-        kept.keys[name] = KeyRecord(name, digest_of(key), int(time.time()), limits, group, admin)
-        self._write(kept)
+        kept.keys[name] = KeyRecord(name, digest_key(key), int(time.time()), limits, group, admin)
+        self._write_to_disk(kept)
         return key
 
-    def change(self, name: str, limits: KeyLimits, *, group: str = "", admin: bool = False) -> KeyRecord:
-        kept = self._read()
-        _check_is_known(name, kept.keys, "key")
+    def change_key(self, name: str, limits: KeyLimits, *, group: str = "", admin: bool = False) -> KeyRecord:
+        kept = self._read_from_disk()
+        _check_name_exists(name, kept.keys, "key")
         _check_group_exists(group, kept)
         kept.keys[name] = msgspec.structs.replace(kept.keys[name], limits=limits, group=group, admin=admin)
-        self._write(kept)
+        self._write_to_disk(kept)
         return kept.keys[name]
 
-    def remove(self, name: str) -> None:
-        kept = self._read()
-        _check_is_known(name, kept.keys, "key")
+    def remove_key(self, name: str) -> None:
+        kept = self._read_from_disk()
+        _check_name_exists(name, kept.keys, "key")
         del kept.keys[name]
-        self._write(kept)
+        self._write_to_disk(kept)
 
     def set_group(self, name: str, limits: KeyLimits) -> None:
         _check_name_syntax(name, what="a group")
-        kept = self._read()
+        kept = self._read_from_disk()
         kept.groups[name] = limits
-        self._write(kept)
+        self._write_to_disk(kept)
 
     def remove_group(self, name: str) -> None:
         """Remove a group without keys."""
-        kept = self._read()
-        _check_is_known(name, kept.groups, "group")
+        kept = self._read_from_disk()
+        _check_name_exists(name, kept.groups, "group")
         if members := [each.name for each in kept.keys.values() if each.group == name]:
             raise ConfigError(f"the group {name} has keys: {', '.join(members)}; remove them first")
         del kept.groups[name]
-        self._write(kept)
+        self._write_to_disk(kept)
 
-    def find(self, key: str) -> KeyRecord | None:
-        self.current()
-        return self._by_digest.get(digest_of(key))
+    def find_key(self, key: str) -> KeyRecord | None:
+        self.read_current()
+        return self._by_digest.get(digest_key(key))
 
-    def current(self) -> KeysOnDisk:
+    def read_current(self) -> StoredKeys:
         """Return the content of the file. A changed file is read again.
 
         Raises ConfigError for a damaged file, or a file that other users may read.
@@ -198,12 +198,12 @@ class KeyFile:
         stat = self.path.stat() if self.path.exists() else None
         stamp = (stat.st_mtime_ns, stat.st_ino) if stat else None
         if stamp != self._stamp:
-            self._kept = self._read()
+            self._kept = self._read_from_disk()
             self._by_digest = {each.digest: each for each in self._kept.keys.values()}
             self._stamp = stamp
         return self._kept
 
-    def _write(self, kept: KeysOnDisk) -> None:
+    def _write_to_disk(self, kept: StoredKeys) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file, draft = tempfile.mkstemp(dir=self.path.parent, prefix=".keys-")  # mode 0600
         try:
@@ -220,21 +220,22 @@ class KeyFile:
 def _check_name_syntax(name: str, *, what: str) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{name!r:.80} is not a name for {what}; write letters, digits, and . _ @ - after the first character"
+            f"{name!r:.80} is not a name for {what}; use 1 to 64 letters, digits and _; after the first character"
+            " also . @ -"
         )
 
 
-def _check_is_known(name: str, known: Mapping[str, object], what: str) -> None:
+def _check_name_exists(name: str, known: Mapping[str, object], what: str) -> None:
     if name not in known:
         raise ConfigError(f"there is no {what} {name}; there are: {', '.join(known) or 'none'}")
 
 
-def _check_group_exists(group: str, kept: KeysOnDisk) -> None:
+def _check_group_exists(group: str, kept: StoredKeys) -> None:
     if group and group not in kept.groups:
         raise ConfigError(f"there is no group {group}; make it first: stoker serve groups set {group}")
 
 
-def digest_of(key: str) -> str:
+def digest_key(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -249,28 +250,28 @@ class Caller(msgspec.Struct):
     admin: bool = False
 
     @property
-    def owners(self) -> tuple[Caller, ...]:
+    def limit_owners(self) -> tuple[Caller, ...]:
         return (self, self.group) if self.group is not None else (self,)
 
     @property
-    def is_limited(self) -> bool:
+    def has_limits(self) -> bool:
         return self.limits != KeyLimits() or self.group is not None
 
 
-class HeldRequest:
-    """A running request of a key and its group. `ends`: `KeyUse.end` methods, called once with the tokens."""
+class CountedRequest:
+    """A running request that counts for its key and group. `ends`: functions that count its end and its tokens."""
 
     def __init__(self, *ends: Callable[..., None]) -> None:
         self.tokens = 0
         self._ends = ends
 
-    def end(self) -> None:
+    def end_request(self) -> None:
         ends, self._ends = self._ends, ()
         for end in ends:
             end(self.tokens, now=time.monotonic())
 
 
-class Guard:
+class KeyGuard:
     """Checks keys and limits. Without a key file, every client that can connect may send requests."""
 
     def __init__(self, keys: KeyFile) -> None:
@@ -281,66 +282,68 @@ class Guard:
     def is_open(self) -> bool:
         return not self._keys.exists
 
-    def caller(self, headers: Mapping[str, str]) -> Caller:
-        """Raises RequestRefused."""
+    def identify_caller(self, headers: Mapping[str, str]) -> Caller:
+        """Return the client that sent these headers. Raises RequestRefused for a missing or invalid key."""
         if self.is_open:
-            _refuse_foreign_pages(headers.get("host", ""), headers.get("origin"))
+            _refuse_pages_of_other_sites(headers.get("host", ""), headers.get("origin"))
             return Caller()
         kind, _, key = headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not key.strip():
-            raise _refused("no key was given; send it as `Authorization: Bearer KEY`")
-        record = self._keys.find(key.strip())
+            raise _authentication_error("no key was given; send it as `Authorization: Bearer KEY`")
+        record = self._keys.find_key(key.strip())
         if record is None:
-            raise _refused("this key is not valid here")
+            raise _authentication_error("this key is not valid here")
         return self._make_caller(record)
 
-    def caller_by_key_name(self, name: str) -> Caller | None:
-        """Return None if the key is missing or the file is unreadable."""
+    def find_caller_by_key_name(self, name: str) -> Caller | None:
+        """Return the client with this key, or None if the key is missing or the key file is unreadable."""
         try:
-            record = self._keys.current().keys.get(name)
+            record = self._keys.read_current().keys.get(name)
         except (OSError, ConfigError):
             return None
         return self._make_caller(record) if record is not None else None
 
-    def begin(self, caller: Caller, *, used: Callable[[KeyLimits], KeyLimits] = lambda limits: limits) -> HeldRequest:
+    def begin_request(
+        self, caller: Caller, *, used: Callable[[KeyLimits], KeyLimits] = lambda limits: limits
+    ) -> CountedRequest:
         """Count a new request for its key and group. `used`: returns the part of the limits that it may use. Raises
         RequestRefused (429).
         """
         now = time.monotonic()
-        for each in caller.owners:
-            if reached := each.use.reached(used(each.limits), now=now, who=each.who):
+        for each in caller.limit_owners:
+            if reached := each.use.find_exceeded_limit(used(each.limits), now=now, who=each.who):
                 raise reached
-        for each in caller.owners:
-            each.use.start(now)
-        return HeldRequest(*(each.use.end for each in caller.owners))
+        for each in caller.limit_owners:
+            each.use.count_request_start(now)
+        return CountedRequest(*(each.use.count_request_end for each in caller.limit_owners))
 
-    async def hold(self, caller: Caller) -> HeldRequest:
-        return self.begin(caller)
+    async def begin_request_async(self, caller: Caller) -> CountedRequest:
+        return self.begin_request(caller)
 
-    def begin_for_key_name(self, name: str) -> HeldRequest:
-        caller = self.caller_by_key_name(name)
+    def begin_request_for_key_name(self, name: str) -> CountedRequest:
+        caller = self.find_caller_by_key_name(name)
         if caller is None:
-            raise _refused("this key is not valid here")
-        return self.begin(caller)
+            raise _authentication_error("this key is not valid here")
+        return self.begin_request(caller)
 
-    def resume(self, caller: Caller) -> HeldRequest:
+    def resume_request(self, caller: Caller) -> CountedRequest:
         """Count a running request of an earlier gateway, without a check of the limits."""
-        for each in caller.owners:
+        for each in caller.limit_owners:
             each.use.running += 1
-        return HeldRequest(*(each.use.end for each in caller.owners))
+        return CountedRequest(*(each.use.count_request_end for each in caller.limit_owners))
 
     def _make_caller(self, record: KeyRecord) -> Caller:
         shared = None
-        if (limits := self._keys.current().groups.get(record.group)) is not None:
+        if (limits := self._keys.read_current().groups.get(record.group)) is not None:
             use = self._uses.setdefault(f"group {record.group}", KeyUse())
             shared = Caller(record.group, limits, use, f"the group {record.group}")
         use = self._uses.setdefault(record.digest, KeyUse())
         return Caller(record.name, record.limits, use, group=shared, admin=record.admin)
 
 
-def _refuse_foreign_pages(host: str, origin: str | None) -> None:
-    """Refuse requests of other sites' web pages. Any page in a browser on this machine can send requests (also by DNS
-    rebinding).
+def _refuse_pages_of_other_sites(host: str, origin: str | None) -> None:
+    """Refuse requests of other sites' web pages, because any page in a browser on this machine can send requests (also
+    by DNS rebinding).
     """
     name = urlsplit(f"//{host}").hostname or ""
     try:
@@ -355,5 +358,5 @@ def _refuse_foreign_pages(host: str, origin: str | None) -> None:
         )  # fmt: skip
 
 
-def _refused(message: str) -> RequestRefused:
+def _authentication_error(message: str) -> RequestRefused:
     return RequestRefused(message, type="authentication_error", code="invalid_api_key", status=401)

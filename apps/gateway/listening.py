@@ -28,14 +28,14 @@ _BACKLOG = 1024
 class ListeningAddress(NamedTuple):
     socket: socket.socket
     port: int
-    """0 for a Unix socket."""
+    """The port number; 0 for a Unix socket."""
     address: str
     """A URL, or the path of the Unix socket."""
     scheme: str = "http"
 
-    def lines(self, shown: str, *, path: str) -> Iterator[str]:
-        """Yield help lines on reaching the address: `shown` for a port, or a curl command that reads `path` from a Unix
-        socket.
+    def format_help_lines(self, shown: str, *, path: str) -> Iterator[str]:
+        """Yield lines that explain how to reach the address: `shown` for a port, or a curl command that reads `path`
+        from a Unix socket.
         """
         if not self.port:
             curl = f"curl --unix-socket {self.address} {self.scheme}://stoker{path}"
@@ -51,9 +51,9 @@ def open_listener(
     host: str, port: int, uds: str, *, keys: KeyFile, scheme: str = "http", **choice: Any
 ) -> ListeningAddress:
     """Listen at an address. Raises ConfigError, also if other machines could connect without keys. `choice`: see
-    `listen`.
+    `listen_on_port`.
     """
-    keys.current()
+    keys.read_current()
     if uds:
         return ListeningAddress(listen_on_path(uds), 0, uds, scheme)
     if not is_loopback(host) and not keys.exists:
@@ -62,32 +62,34 @@ def open_listener(
             " stoker serve keys add NAME",
             key="host",
         )
-    listener = listen(host, port, **choice)
+    listener = listen_on_port(host, port, **choice)
     port = int(listener.getsockname()[1])
     return ListeningAddress(listener, port, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", scheme)
 
 
-def listen(
-    host: str, port: int, *, kept: int = 0, not_on: Collection[int] = (), first: int = FIRST_PORT
+def listen_on_port(
+    host: str, port: int, *, last_port: int = 0, excluded_ports: Collection[int] = (), first_port: int = FIRST_PORT
 ) -> socket.socket:
-    """Listen on `port`, else on `kept`, else on the first free port from `first` that is not in `not_on`."""
-    wanted = port or kept
-    from_first = [each for each in range(first, first + _PORTS) if each not in not_on]
+    """Listen on `port`, else on `last_port`, else on the first free port from `first_port` that is not excluded."""
+    wanted = port or last_port
+    from_first = [each for each in range(first_port, first_port + _PORTS) if each not in excluded_ports]
     for each in [wanted] if wanted else from_first:
         try:
-            return _bound(host, each)
+            return _bind_socket(host, each)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise ConfigError(f"cannot listen on {host} port {each}: {error.strerror or error}") from None
     if port:
         raise ConfigError(f"port {port} of {host} is in use; choose another port with --port", key="port")
-    if kept:
+    if last_port:
         raise ConfigError(
-            f"port {kept} of {host}, where this gateway was before, is taken by another program: end that program, or"
-            " choose another port with --port N and tell your clients",
+            f"port {last_port} of {host}, where this gateway was before, is taken by another program: end that program,"
+            " or choose another port with --port N and tell your clients",
             key="port",
         )
-    raise ConfigError(f"the ports {first} to {first + _PORTS - 1} are in use; choose another port with --port")
+    raise ConfigError(
+        f"the ports {first_port} to {first_port + _PORTS - 1} are in use; choose another port with --port"
+    )
 
 
 def listen_on_path(path: str) -> socket.socket:
@@ -113,7 +115,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind_socket(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     made = socket.socket(family, kind, protocol)
     try:
@@ -140,28 +142,28 @@ def _remove_dead_socket(path: str) -> None:
 GRACE_S = 5
 """Seconds that streams may continue when the gateway stops."""
 _IDLE_S = 75
-"""Seconds that an idle connection stays open. Clients close earlier (HTTPX after 5 s, aiohttp after 15 s), so no
-request meets a closing server.
+"""Seconds that an idle connection stays open. Clients close idle connections earlier (HTTPX after 5 s, aiohttp after
+15 s), so the server never closes a connection while a client sends a request.
 """
 
 
-class Served(Protocol):
-    """A web application. `when_over`: stops the server, set by `run_server`."""
+class WebApplication(Protocol):
+    """A web application. `stop_server`: stops the server, set by `run_server`."""
 
-    when_over: Callable[[], None]
+    stop_server: Callable[[], None]
 
-    def application(self) -> ASGIApp: ...
+    def build_application(self) -> ASGIApp: ...
 
 
-def run_server(served: Served, *listeners: socket.socket, **options: Any) -> None:
-    """Serve until Ctrl-C or a call of `when_over`. `options`: further arguments of uvicorn's Config."""
+def run_server(served: WebApplication, *listeners: socket.socket, **options: Any) -> None:
+    """Serve until Ctrl-C or a call of `stop_server`. `options`: further arguments of uvicorn's Config."""
     config = uvicorn.Config(
-        served.application(), log_level="warning", access_log=False, lifespan="on", server_header=False,
+        served.build_application(), log_level="warning", access_log=False, lifespan="on", server_header=False,
         timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=_IDLE_S, **options,
     )  # fmt: skip
     server = uvicorn.Server(config)
-    served.when_over = lambda: setattr(server, "should_exit", True)
+    served.stop_server = lambda: setattr(server, "should_exit", True)
     try:
         server.run(sockets=list(listeners))
-    except KeyboardInterrupt:  # uvicorn raises the signal again after a clean stop
+    except KeyboardInterrupt:  # no error: uvicorn raises it again after a clean stop
         pass

@@ -23,37 +23,37 @@ _EVERY_S = 1.0
 _HISTORY_EVERY_S = 10.0
 _MOST_STEPS = 720
 _WORK_FRACTION = 1 / 60
-"""Maximum fraction of time in which the manager and this process work for pages."""
+"""Maximum fraction of time that the manager and this process spend on data for web pages."""
 
 
 class FigureHistory:
-    """Mean values per time step. A step is 1 s at first.
+    """The values that the web page draws over time: their means per time step. A step is 1 s long at first.
 
-    After 720 steps, the step length doubles, up to `longest_s`. After that, the oldest steps are deleted. The default
-    keeps 25 hours.
+    When there are 720 steps, the step length doubles, up to `longest_s` seconds. At this length, the oldest steps are
+    deleted instead. The default keeps 25 hours.
     """
 
     def __init__(self, *, longest_s: int = 128) -> None:
         self._longest_s = longest_s
         self._step_s = 1
         self._steps: dict[int, tuple[int, dict[str, float]]] = {}
-        """Number of samples and sums of values, by time step since 1970."""
+        """By time step, counted from 1970: number of samples, and the sum of each value."""
 
-    def add(self, now: float, values: Mapping[str, float]) -> None:
+    def add_sample(self, now: float, values: Mapping[str, float]) -> None:
         step = int(now // self._step_s)
-        self._put(step, 1, values)
+        self._add_to_step(step, 1, values)
         while step - next(iter(self._steps)) >= _MOST_STEPS:
             if self._step_s < self._longest_s:
                 self._step_s *= 2
                 step //= 2
                 steps, self._steps = self._steps, {}
                 for each, (count, sums) in steps.items():
-                    self._put(each // 2, count, sums)
+                    self._add_to_step(each // 2, count, sums)
             else:
                 del self._steps[next(iter(self._steps))]
 
-    def shown(self) -> dict[str, Any]:
-        """Return the start of each step in seconds since 1970 (`at`), and the means of values."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the start of each time step in seconds since 1970 (`at`), and each value's means (`series`)."""
         names = dict.fromkeys(name for _, sums in self._steps.values() for name in sums)
         return {
             "step_s": self._step_s,
@@ -64,14 +64,14 @@ class FigureHistory:
             },
         }
 
-    def _put(self, step: int, count: int, values: Mapping[str, float]) -> None:
+    def _add_to_step(self, step: int, count: int, values: Mapping[str, float]) -> None:
         before, sums = self._steps.setdefault(step, (0, {}))
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + value
         self._steps[step] = before + count, sums
 
 
-def _file_route(path: str, name: str, media_type: str) -> Route:
+def _make_file_route(path: str, name: str, media_type: str) -> Route:
     file = Path(__file__).parent / "data" / name
 
     async def answer(_request: Request) -> Response:
@@ -81,13 +81,14 @@ def _file_route(path: str, name: str, media_type: str) -> Route:
 
 
 PAGE_ROUTES = [
-    _file_route("/", "page.html", "text/html"), _file_route("/grafana.json", "grafana.json", "application/json")
+    _make_file_route("/", "page.html", "text/html"),
+    _make_file_route("/grafana.json", "grafana.json", "application/json"),
 ]  # fmt: skip
-"""Routes of the page and of a dashboard for Grafana, which need no key."""
+"""Routes of the web page and of a Grafana dashboard file. These routes need no API key."""
 
 
 class PageFigures:
-    """The data of all open pages. `read`: returns the current data."""
+    """The data that all open web pages show. `read`: returns the current data."""
 
     def __init__(self, read: Callable[[], Awaitable[Figures]]) -> None:
         self._read = read
@@ -97,7 +98,7 @@ class PageFigures:
         self._every_s = _EVERY_S
         self._read_at = float("-inf")
 
-    async def now(self) -> bytes:
+    async def read_encoded_figures(self) -> bytes:
         """Return the data as JSON, at most 1 s old (in a very large session, 10 s)."""
         async with self._reading:
             began = time.monotonic()
@@ -105,34 +106,34 @@ class PageFigures:
                 figures = await self._read()
                 if sample := make_history_sample(figures):
                     for history in self._history.values():
-                        history.add(time.time(), sample)
+                        history.add_sample(time.time(), sample)
                 self._last = msgspec.json.encode(figures)
                 self._read_at = time.monotonic()
                 self._every_s = min(_HISTORY_EVERY_S, max(_EVERY_S, (self._read_at - began) / _WORK_FRACTION))
         return self._last
 
-    async def keep(self) -> None:
-        """Add to the history until this task is cancelled, also while no page is open."""
+    async def record_history(self) -> None:
+        """Record the history every 10 s until this task is cancelled, also while no page is open."""
         while True:
             try:
-                await self.now()
-            except Exception:  # the next page reports the error
+                await self.read_encoded_figures()
+            except Exception:  # a web page that reads the figures will report the error
                 log.warning("the page's history could not be written", exc_info=True)
             await asyncio.sleep(_HISTORY_EVERY_S)
 
-    async def answer(self, request: Request, _caller: Caller) -> Response:
-        """Answer `/status` with JSON, or with events for a page."""
+    async def answer_status_request(self, request: Request, _caller: Caller) -> Response:
+        """Answer `/status` with JSON, or with server-sent events if the client asks for them."""
         if "text/event-stream" in request.headers.get("accept", ""):
-            return EventStream(self.events())
-        return Response(await self.now(), media_type="application/json")
+            return EventStream(self.stream_events())
+        return Response(await self.read_encoded_figures(), media_type="application/json")
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield figures every second. Yield the history at the start and every ten seconds."""
+    async def stream_events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the current figures about every second, and the history at the start and every 10 s."""
         history_at = float("-inf")
         while True:
-            yield b"data: " + await self.now() + b"\n\n"
+            yield b"data: " + await self.read_encoded_figures() + b"\n\n"
             if time.monotonic() - history_at >= _HISTORY_EVERY_S:
                 history_at = time.monotonic()
-                shown = {name: history.shown() for name, history in self._history.items()}
+                shown = {name: history.to_json() for name, history in self._history.items()}
                 yield b"event: history\ndata: " + msgspec.json.encode(shown) + b"\n\n"
             await asyncio.sleep(self._every_s)

@@ -19,13 +19,13 @@ import msgspec
 import stoker
 from stoker.apps.common.batch_state import read_json
 from stoker.apps.common.calls import format_session_line
-from stoker.apps.common.command_line import count
+from stoker.apps.common.command_line import format_count
 from stoker.apps.common.models_file import ModelSettings, read_models
 from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.batch_files import FileStore
-from stoker.apps.gateway.batches import Batches
-from stoker.apps.gateway.http import Gateway, keep_note
-from stoker.apps.gateway.keys import Guard, KeyFile
+from stoker.apps.gateway.batches import GatewayBatches
+from stoker.apps.gateway.http import GatewayApplication, keep_gateway_note_updated
+from stoker.apps.gateway.keys import KeyFile, KeyGuard
 from stoker.apps.gateway.listening import ListeningAddress, open_listener, run_server
 from stoker.apps.gateway.served import ServedModels, SessionWatch
 from stoker.apps.gateway.usage import UsageFile, UsageRecorder
@@ -53,7 +53,7 @@ class GatewayFolder:
         self._file = self.folder / "gateway.json"
         self._lock: int | None = None
 
-    def take(self) -> GatewayState:
+    def lock_and_read_state(self) -> GatewayState:
         """Lock the folder and return the last state. Raises SessionError if it is locked."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self.folder / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -67,39 +67,39 @@ class GatewayFolder:
             pass
         return state
 
-    def ports_of_others(self) -> frozenset[int]:
+    def find_ports_of_other_gateways(self) -> frozenset[int]:
         others = (file for file in self.folder.parent.glob("*/gateway.json") if file != self._file)
         return frozenset(state.port for file in others if (state := read_json(file, GatewayState)) is not None)
 
-    def keep(self, state: GatewayState) -> None:
+    def write_state(self, state: GatewayState) -> None:
         write_whole(self.folder, msgspec.json.encode(state), name=self._file.name)
 
 
-def serve(
+def run_gateway(
     file: Path, *, site: str, host: str, port: int, uds: str, tls_cert: str, tls_key: str, session: str,
     origins: tuple[str, ...], most_bytes: int, number: int, as_json: bool,
 ) -> int:  # fmt: skip
     """Serve the models of `file`. An empty text or a port of 0 selects the default; `number`: number of workers."""
-    screen, settings, keys = Screen(json_only=as_json), read_models(file), KeyFile.usual()
+    screen, settings, keys = Screen(json_only=as_json), read_models(file), KeyFile.at_default_path()
     _check_tls(tls_cert, tls_key)
     place = GatewayFolder(site, file)
-    state, scheme = place.take(), "https" if tls_cert else "http"
-    others = place.ports_of_others()
-    listener = open_listener(host, port, uds, keys=keys, scheme=scheme, kept=state.port, not_on=others)
+    state, scheme = place.lock_and_read_state(), "https" if tls_cert else "http"
+    others = place.find_ports_of_other_gateways()
+    listener = open_listener(host, port, uds, keys=keys, scheme=scheme, last_port=state.port, excluded_ports=others)
     with listener.socket:
-        session, how = _session(site, session, before=state.session)
+        session, how = _join_or_start_session(site, session, before=state.session)
         with stoker.load(session=session) as loaded:
-            place.keep(GatewayState(port=listener.port or state.port, session=loaded.id, pid=os.getpid()))
+            place.write_state(GatewayState(port=listener.port or state.port, session=loaded.id, pid=os.getpid()))
             _refuse_unsupported_settings(file, settings, loaded)
             models = ServedModels(settings, honoured=honoured_by(loaded) or frozenset())
             screen.line(format_session_line(loaded))
             screen.line(f"  {how}")
             for model in models.values():
                 try:
-                    model.prepare()
+                    model.prepare_recipe()
                 except RequestRefused as error:
                     screen.line(f"  warning: the model {model.name} cannot be used: {error.why}; the others are served")
-            for line in _address_lines(listener, keys, models):
+            for line in _format_address_lines(listener, keys, models):
                 screen.line(line)
             if as_json:
                 url = None if uds else listener.address
@@ -109,7 +109,7 @@ def serve(
                         "session": loaded.id, "pid": os.getpid(), "models": list(models),
                     }
                 )  # fmt: skip
-            guard, usage = Guard(keys), UsageRecorder(UsageFile.usual())
+            guard, usage = KeyGuard(keys), UsageRecorder(UsageFile.at_default_path())
             workers = None
             if number > 1:
                 task = WorkerTask(
@@ -119,12 +119,13 @@ def serve(
                 )  # fmt: skip
                 workers = GatewayWorkers(task, number=number, models=models, guard=guard)
             keeping = partial(
-                keep_note, loaded, models, name=place.folder.name, address=listener.address, workers=workers
+                keep_gateway_note_updated, loaded, models,
+                name=place.folder.name, address=listener.address, workers=workers,
             )  # fmt: skip
-            gateway = Gateway(
+            gateway = GatewayApplication(
                 models, SessionWatch(loaded, models), guard, site=loaded.executor.site.name,
                 most_bytes=most_bytes,
-                batches=Batches(
+                batches=GatewayBatches(
                     place.folder / "batches", FileStore(place.folder / "files"), models=file.resolve(),
                     session=loaded.id, guard=guard, usage=usage, names=tuple(models),
                 ),
@@ -143,7 +144,7 @@ def serve(
     return 0
 
 
-def _session(site: str, named: str, *, before: str) -> tuple[str, str]:
+def _join_or_start_session(site: str, named: str, *, before: str) -> tuple[str, str]:
     named = named or ("" if site else joined_session())
     if named:
         return named, f"joined session {named}"
@@ -181,10 +182,10 @@ def _check_tls(tls_cert: str, tls_key: str) -> None:
             raise ConfigError(f"--tls-cert {tls_cert}: cannot be used: {error}", key="tls_cert") from None
 
 
-def _address_lines(listener: ListeningAddress, keys: KeyFile, models: ServedModels) -> Iterator[str]:
-    yield f"  {count(len(models), 'model')}: {', '.join(models)}"
-    yield from listener.lines(f"{listener.address}/v1     a page: {listener.address}/", path="/v1/models")
+def _format_address_lines(listener: ListeningAddress, keys: KeyFile, models: ServedModels) -> Iterator[str]:
+    yield f"  {format_count(len(models), 'model')}: {', '.join(models)}"
+    yield from listener.format_help_lines(f"{listener.address}/v1     a page: {listener.address}/", path="/v1/models")
     if keys.exists:
-        yield f"  {count(len(keys.current().keys), 'key')} accepted ({keys.path})"
+        yield f"  {format_count(len(keys.read_current().keys), 'key')} accepted ({keys.path})"
     elif listener.port:
         yield "  no keys: everybody on this machine may send requests; stoker serve keys add NAME creates a key"

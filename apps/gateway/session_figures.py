@@ -22,17 +22,17 @@ _MOST_NOTICES = 8
 _NO_NAMES: Mapping[str, str] = {}
 
 
-def session_figures(
+def collect_session_figures(
     status: Status | None, *, names: Mapping[str, str] = _NO_NAMES, with_texts: bool = True
 ) -> dict[str, Any]:
-    """Return the page's figures of a session. `with_texts`: False to omit error messages, which may quote inputs."""
+    """Return the web page's data of a session. `with_texts`: False to omit error messages, which may quote inputs."""
     if status is None:
-        return {"calls": {}, **{part: [] for part in _LISTS}, "more_pilots": 0, "kinds": {}}
+        return {"calls": {}, **{part: [] for part in _LIST_FIGURES}, "more_pilots": 0, "kinds": {}}
     short = {each.name: each.name if each.arguments else each.title for each in status.contexts}
     served, names = names, {**short, **names}
     busiest = sorted(status.contexts, key=lambda each: -(each.running + each.queued))[:_MOST_ROWS]
     keys = {each.key for each in busiest}
-    contexts = [each for each in status.contexts if each.key in keys]  # in the order of `status`
+    contexts = [each for each in status.contexts if each.key in keys]  # keep the order of `status`
     return {
         "uptime_s": status.uptime_s,
         "calls": {
@@ -40,8 +40,8 @@ def session_figures(
             "cancelled": status.cancelled, "rate": status.rate, "left_s": status.left_s,
             "pilot_in_s": status.pilot_in_s, "lost_pilots": status.lost_pilots, "rerun": status.rerun_calls,
         },
-        "maps": [_named(each, names) for each in status.maps[:_MOST_ROWS]],
-        "contexts": [_context(each, served) for each in contexts],
+        "maps": [_with_shown_context_name(each, names) for each in status.maps[:_MOST_ROWS]],
+        "contexts": [_make_context_figures(each, served) for each in contexts],
         "failures": [
             {**asdict(each), "message": each.message if with_texts else ""} for each in status.failure_groups
         ],
@@ -50,8 +50,8 @@ def session_figures(
              "since_s": each.since_s, "where": " ".join(each.where), "ahead": each.ahead}
             for each in status.longest
         ],
-        "slowest": [_named(each, names) for each in status.slowest],
-        **_pilots(status, names),
+        "slowest": [_with_shown_context_name(each, names) for each in status.slowest],
+        **_make_pilot_figures(status, names),
         "waiting": [
             {"block": str(job.block), "source": job.source, "job": job.job, "phase": job.phase, "why": job.reason}
             for job in status.jobs
@@ -62,7 +62,7 @@ def session_figures(
     }  # fmt: skip
 
 
-_LISTS = ("maps", "contexts", "failures", "longest", "slowest", "pilots", "waiting", "notices", "faults")
+_LIST_FIGURES = ("maps", "contexts", "failures", "longest", "slowest", "pilots", "waiting", "notices", "faults")
 
 
 def make_history_sample(figures: Mapping[str, Any]) -> dict[str, float]:
@@ -78,13 +78,13 @@ def make_history_sample(figures: Mapping[str, Any]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _named(struct: Any, names: Mapping[str, str]) -> dict[str, Any]:
+def _with_shown_context_name(struct: Any, names: Mapping[str, str]) -> dict[str, Any]:
     fields = asdict(struct)
     fields["context"] = names.get(struct.context, struct.context)
     return fields
 
 
-def _context(context: ContextStatus, names: Mapping[str, str]) -> dict[str, Any]:
+def _make_context_figures(context: ContextStatus, names: Mapping[str, str]) -> dict[str, Any]:
     shown = ("hot", "loading", "asleep", "queued", "running", "loads", "load_s", "ended", "run_s", "rate", "left_s",
              "memory_bytes", "waits_for", "last_failure")  # fmt: skip
     return {
@@ -92,7 +92,7 @@ def _context(context: ContextStatus, names: Mapping[str, str]) -> dict[str, Any]
     }  # fmt: skip
 
 
-def _pilots(status: Status, names: Mapping[str, str]) -> dict[str, Any]:
+def _make_pilot_figures(status: Status, names: Mapping[str, str]) -> dict[str, Any]:
     holds: dict[str, Counter[str]] = {}
     memory_bytes = device_bytes = 0
     for library in status.libraries:
@@ -137,7 +137,7 @@ _MOST_MODELS = 200
 
 
 class SessionMetrics:
-    """Prometheus metrics. `status`: None while the manager does not answer; `names`: names of contexts."""
+    """Collects a session's metrics. `status`: None while the manager does not answer; `names`: names of contexts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.status: Status | None = None
@@ -150,9 +150,9 @@ class SessionMetrics:
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("stoker_session_up", "1 if the session's manager answers", self.status is not None)
         if self.status is not None:
-            yield from _session(self.status)
+            yield from _session_metrics(self.status)
             yield from _context_metrics(self.status, self.names)
-            yield from _engines(self.status, self.names)
+            yield from _engine_metrics(self.status, self.names)
             yield from _map_metrics(self.status)
             yield from _pilot_metrics(self.status)
 
@@ -167,7 +167,7 @@ def _make_metric_family(
     return family
 
 
-def _session(status: Status) -> Iterator[Metric]:
+def _session_metrics(status: Status) -> Iterator[Metric]:
     ended = (("done", status.done), ("failed", status.failed), ("cancelled", status.cancelled))
     rows: Iterable[tuple[Sequence[str], float]] = (([reason], count) for reason, count in ended)
     yield _make_metric_family("stoker_calls", "Ended calls, by result", ["finished_reason"], rows, counts=True)
@@ -193,7 +193,7 @@ _CONTEXT_METRICS = (
     ("stoker_served_calls", "Calls that the model's libraries completed", "served", True),
     ("stoker_run_seconds", "Device time of calls", "run_total_s", True),
 )
-"""Metrics of a context: name, help, field of its status, and True for a counter."""
+"""Metrics of each context: metric name, help, field of the context's status, and True for a counter."""
 
 
 def _context_metrics(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
@@ -211,7 +211,7 @@ def _context_metrics(status: Status, names: Mapping[str, str]) -> Iterator[Metri
     )
 
 
-def _engines(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
+def _engine_metrics(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
     """Yield metrics of each model, summed over its engines. The cache usage is the maximum over the engines."""
     label = ["model_name"]
     read, written, preempted, reused = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
@@ -251,21 +251,23 @@ def _map_metrics(status: Status) -> Iterator[Metric]:
 
 
 def _pilot_metrics(status: Status) -> Iterator[Metric]:
-    def counted(name: str, help: str, label: str, counts: Mapping[str, float]) -> Metric:
+    def make_count_metric(name: str, help: str, label: str, counts: Mapping[str, float]) -> Metric:
         return _make_metric_family(name, help, [label], (([each], count) for each, count in counts.items()))
 
-    yield counted("stoker_pilots", "Pilots, by state", "state", Counter(pilot.state for pilot in status.pilots))
+    yield make_count_metric(
+        "stoker_pilots", "Pilots, by state", "state", Counter(pilot.state for pilot in status.pilots)
+    )
     counts, sizes, reserved = Counter[str](), Counter[str](), Counter[str]()
     for pilot in status.pilots:
         for device in pilot.devices:
             counts[device.kind] += 1
             sizes[device.kind] += device.memory_bytes
             reserved[device.kind] += device.promised_bytes
-    yield counted("stoker_devices", "Devices of connected pilots", "kind", counts)
-    yield counted("stoker_device_memory_bytes", "Device memory", "kind", sizes)
-    yield counted("stoker_device_memory_promised_bytes", "Memory reserved for libraries", "kind", reserved)
+    yield make_count_metric("stoker_devices", "Devices of connected pilots", "kind", counts)
+    yield make_count_metric("stoker_device_memory_bytes", "Device memory", "kind", sizes)
+    yield make_count_metric("stoker_device_memory_promised_bytes", "Memory reserved for libraries", "kind", reserved)
     phases = Counter(str(job.phase) for job in status.jobs)
-    yield counted("stoker_blocks", "Blocks that have not ended", "phase", phases)
+    yield make_count_metric("stoker_blocks", "Blocks that have not ended", "phase", phases)
     memory, device_memory = (
         sum(getattr(each, field) for each in status.libraries) for field in ("memory_bytes", "device_bytes")
     )

@@ -17,18 +17,18 @@ from stoker.apps.common.openai_answers import (
     TextEnded,
     TextPiece,
     TokenPiece,
-    answer_head,
-    chat_logprobs,
-    completion_logprobs,
-    delta_body,
-    token_usage,
+    build_answer_head,
+    build_chat_logprobs,
+    build_completion_logprobs,
+    build_delta_body,
+    build_token_usage,
 )
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint, RequestRefused
-from stoker.apps.gateway.failures import refusal_of
+from stoker.apps.gateway.failures import error_for_client
 from stoker.apps.gateway.figures import RunningRequest
 from stoker.apps.gateway.responses import ResponseEvents
 from stoker.apps.gateway.served import SessionWatch
-from stoker.apps.gateway.wire import ClientLeft
+from stoker.apps.gateway.wire import ClientDisconnected
 from stoker.errors import StreamDiffersError
 from stoker.sessions import StokerApp
 
@@ -58,7 +58,7 @@ async def stream_merged_call_pieces(
         return
     come: asyncio.Queue[tuple[int, list[Piece]] | BaseException | None] = asyncio.Queue(_WAITING)
 
-    async def run(place: int) -> None:
+    async def forward_pieces(place: int) -> None:
         try:
             async with aclosing(stream_call_pieces(app, requests[place])) as pieces:
                 async for some in pieces:
@@ -67,7 +67,7 @@ async def stream_merged_call_pieces(
         except Exception as error:
             await come.put(error)
 
-    tasks = [asyncio.create_task(run(place)) for place in range(len(requests))]
+    tasks = [asyncio.create_task(forward_pieces(place)) for place in range(len(requests))]
     left = len(tasks)
     try:
         while left:
@@ -86,7 +86,7 @@ async def stream_merged_call_pieces(
 
 
 async def collect_pieces_with_retry(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
-    """Return all pieces of each call. If a call runs again with other pieces, all calls run once more."""
+    """Return all pieces of each call. If a call runs again and returns different pieces, repeat all calls once."""
     try:
         return await _collect_pieces(app, requests)
     except StreamDiffersError:
@@ -103,12 +103,12 @@ async def _collect_pieces(app: StokerApp, requests: Sequence[ApiRequest]) -> lis
 
 DONE = b"data: [DONE]\n\n"
 _MARK = b"\x00"
-"""A byte that JSON text does not contain."""
+"""Placeholder for the text in an encoded event: a byte that JSON text does not contain."""
 _encode = msgspec.json.encode
 
 
 class ChunkEncoder:
-    """The chunks of a streamed answer. `read`, `written`: tokens so far; `reasons`: why choices ended."""
+    """Encodes a streamed answer. `read`, `written`: tokens so far; `finish_reasons`: why choices ended."""
 
     def __init__(
         self, *, endpoint: Endpoint, name: str, model: str, created: int, per_prompt: int, usage: bool,
@@ -118,60 +118,60 @@ class ChunkEncoder:
         put them in every chunk.
         """
         self._is_chat = endpoint is Endpoint.CHAT
-        self._head = answer_head(endpoint, name=name, model=model, created=created, is_chunk=True)
+        self._head = build_answer_head(endpoint, name=name, model=model, created=created, is_chunk=True)
         self._per_prompt = per_prompt
         self._usage = usage
         self._continuous = continuous
         self._offsets: dict[int, int] = {}
         self._plain: dict[int, tuple[bytes, bytes]] = {}
-        """By choice: the bytes before and after the text in an event with only text."""
+        """By choice: the bytes before and after the text of an event that has only text."""
         self.read, self.written = 0, 0
         self._completed = 0
         """Number of generated tokens of the ended choices."""
-        self.reasons: list[str] = []
+        self.finish_reasons: list[str] = []
 
-    def events(self, index: int, pieces: Sequence[TextPiece]) -> bytes:
-        return b"".join([self._encode_piece_chunk(index, piece) for piece in pieces])
+    def encode_pieces(self, index: int, pieces: Sequence[TextPiece]) -> bytes:
+        return b"".join([self._encode_piece(index, piece) for piece in pieces])
 
-    def _encode_piece_chunk(self, index: int, piece: TextPiece) -> bytes:
+    def _encode_piece(self, index: int, piece: TextPiece) -> bytes:
         match piece:
             case str():
                 self.written += 1
                 if self._continuous:
-                    return self._choice(index, text=piece)
-                head, tail = self._plain.get(index) or self._plain_event_head_and_tail(index)
+                    return self._encode_choice(index, text=piece)
+                head, tail = self._plain.get(index) or self._encode_plain_event_parts(index)
                 return head + _encode(piece) + tail
             case TokenPiece():
                 self.written += piece.tokens
                 if piece.unshown:
                     self._offsets[index] = -piece.unshown
-                return self._choice(index, text=piece.text, likelihoods=piece.logprobs)
+                return self._encode_choice(index, text=piece.text, likelihoods=piece.logprobs)
             case AnswerPiece():
                 self.written += piece.tokens
-                return self._choice(index, delta=delta_body(piece.delta), likelihoods=piece.logprobs)
+                return self._encode_choice(index, delta=build_delta_body(piece.delta), likelihoods=piece.logprobs)
             case TextBegun():
                 if index % self._per_prompt == 0:  # choices of one prompt share this prompt, so count it once
                     self.read += piece.prompt_tokens
-                return self._choice(index, first=True) if self._is_chat else b""
+                return self._encode_choice(index, first=True) if self._is_chat else b""
             case TextEnded():
                 self._completed += piece.completion_tokens
-                self.reasons.append(piece.finish_reason)
-                return self._choice(index, finish=piece.finish_reason)
+                self.finish_reasons.append(piece.finish_reason)
+                return self._encode_choice(index, finish=piece.finish_reason)
 
-    def end(self) -> bytes:
+    def encode_end(self) -> bytes:
         self.written = self._completed
         if not self._usage:
             return DONE
-        last: dict[str, Any] = {**self._head, "choices": [], "usage": token_usage(self.read, self.written)}
-        return _event(last) + DONE
+        last: dict[str, Any] = {**self._head, "choices": [], "usage": build_token_usage(self.read, self.written)}
+        return _encode_event(last) + DONE
 
-    def _plain_event_head_and_tail(self, index: int) -> tuple[bytes, bytes]:
-        """Encode the bytes before and after the text of a text-only event, and keep them."""
-        head, tail = self._choice(index, text=msgspec.Raw(_MARK)).split(_MARK)
+    def _encode_plain_event_parts(self, index: int) -> tuple[bytes, bytes]:
+        """Encode and remember the bytes before and after the text of an event that has only text."""
+        head, tail = self._encode_choice(index, text=msgspec.Raw(_MARK)).split(_MARK)
         self._plain[index] = head, tail
         return head, tail
 
-    def _choice(
+    def _encode_choice(
         self, index: int, *, text: str | msgspec.Raw = "", likelihoods: Likelihoods | None = None, finish: str = "",
         first: bool = False, delta: dict[str, Any] | None = None,
     ) -> bytes:  # fmt: skip
@@ -179,28 +179,28 @@ class ChunkEncoder:
         if self._is_chat:
             begin = {"role": "assistant", "content": "", "refusal": None}
             choice["delta"] = begin if first else {} if finish else delta if delta is not None else {"content": text}
-            choice["logprobs"] = chat_logprobs(likelihoods)
+            choice["logprobs"] = build_chat_logprobs(likelihoods)
         else:
             offset = self._offsets.get(index, 0)
             choice["text"] = text
-            choice["logprobs"] = completion_logprobs(likelihoods, offset=offset)
+            choice["logprobs"] = build_completion_logprobs(likelihoods, offset=offset)
             if likelihoods:
                 self._offsets[index] = offset + sum(len(token) for token, _, _ in likelihoods)
         choice["finish_reason"] = finish or None
         chunk: dict[str, Any] = {**self._head, "choices": [choice]}
         if self._usage:
-            chunk["usage"] = token_usage(self.read, self.written) if self._continuous else None
-        return _event(chunk)
+            chunk["usage"] = build_token_usage(self.read, self.written) if self._continuous else None
+        return _encode_event(chunk)
 
 
-def _event(value: Any) -> bytes:
+def _encode_event(value: Any) -> bytes:
     return b"data: " + _encode(value) + b"\n\n"
 
 
 _HEADERS_S = 1.0
 _HOT_HEADERS_S = 10.0
-"""Seconds to wait for the first piece before a stream starts with comments (`_HOT_HEADERS_S`: if the model is loaded).
-An earlier error gets an HTTP error status, so that clients retry.
+"""Seconds that a stream waits for its first piece before it sends HTTP status 200 and comments (`_HOT_HEADERS_S`: if
+the model is loaded). An error within this time gets an HTTP error status, so that clients retry.
 """
 _COMMENT_S = 2.0
 
@@ -221,56 +221,56 @@ class StreamedAnswer:
         self._failure: BaseException | None = None
         self._is_whole = False
 
-    async def begin(self) -> None:
+    async def wait_for_first_piece(self) -> None:
         """Wait up to 10 s for the first piece. Raises errors of calls."""
         await asyncio.wait({self._first}, timeout=_HEADERS_S)
-        if not self._first.done() and (await self._watch.facts(self._running.model)).hot:
+        if not self._first.done() and (await self._watch.read_facts(self._running.model)).hot:
             await asyncio.wait({self._first}, timeout=_HOT_HEADERS_S - _HEADERS_S)
         if self._first.done():
             self._first.result()
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
+    async def stream_events(self) -> AsyncGenerator[bytes, None]:
         """Yield comments, which clients ignore, until the first piece, then chunks, then the last events."""
         try:
             while not self._first.done():
-                yield f": {await self._watch.waits_for(self._running.model)}\n\n".encode()
+                yield f": {await self._watch.explain_wait(self._running.model)}\n\n".encode()
                 await asyncio.wait({self._first}, timeout=_COMMENT_S)
             found: tuple[int, list[Any]] | None = self._first.result()
-            self._running.begins()
+            self._running.record_queue_time()
             while found is not None:
                 before = self._chunks.written
-                events = self._chunks.events(*found)
+                events = self._chunks.encode_pieces(*found)
                 if tokens := self._chunks.written - before:
-                    self._running.written(tokens, streamed=True)
+                    self._running.count_written_tokens(tokens, streamed=True)
                 yield events
                 found = await anext(self._pieces, None)
             self._is_whole = True
-            yield self._chunks.end()
+            yield self._chunks.encode_end()
         except Exception as error:
             self._failure = error
             self._failed(error)
-            yield _event(refusal_of(error).body)
+            yield _encode_event(error_for_client(error).body)
         except BaseException as error:
             self._failure = error
             raise
 
-    async def close(self) -> None:
+    async def end_request(self) -> None:
         """Count the request and end its calls, after the response or a disconnect."""
         running, chunks = self._running, self._chunks
-        running.read(chunks.read)
+        running.count_prompt_tokens(chunks.read)
         running.count_tokens(chunks.read, chunks.written)
-        running.finished(chunks.reasons)
+        running.count_finish_reasons(chunks.finish_reasons)
         if self._is_whole:
-            running.model.lengths.record(chunks.written // max(1, len(chunks.reasons)))
+            running.model.lengths.record_answer_length(chunks.written // max(1, len(chunks.finish_reasons)))
         if self._is_whole or isinstance(self._failure, Exception):
-            running.end(self._failure)
+            running.end_request(self._failure)
         else:
-            running.leave(self._failure or ClientLeft())
-        await self.leave()
+            running.end_after_disconnect(self._failure or ClientDisconnected())
+        await self.end_calls()
 
-    async def leave(self) -> None:
+    async def end_calls(self) -> None:
         self._first.cancel()
         await asyncio.wait({self._first})
         if not self._first.cancelled():
-            self._first.exception()  # avoids a warning; the client has received this error, or has disconnected
+            self._first.exception()  # read the error, so that asyncio does not log it as unread
         await self._pieces.aclose()

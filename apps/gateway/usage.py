@@ -1,7 +1,7 @@
 """Count requests and tokens per key, model and day, in an SQLite file that all gateways of a user share.
 
-A thread writes the counts every second, so a killed gateway loses the counts of about one second. For a batch, the file
-contains the totals so far, and a gateway adds only the difference to new totals.
+A thread writes the counts every second, so a killed gateway loses the counts of about one second. For each batch, the
+file stores the totals that are already counted. When the totals grow, a gateway adds only the difference.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEFAULT_BY = ("key", "model")
 DEFAULT_SINCE = "7d"
 _EVERY_S = 1.0
 _LOCKED_S = 2.0
-"""Seconds to wait for the lock of another process."""
+"""Seconds to wait while another process locks the database file."""
 _LOG_INTERVAL_S = 60.0
 
 
@@ -45,22 +45,22 @@ class UsageCount(msgspec.Struct):
     refused: int = 0
     failed: int = 0
 
-    def add(self, other: UsageCount) -> None:
+    def add_counts(self, other: UsageCount) -> None:
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 COUNTS = UsageCount.__struct_fields__
-Place = tuple[str, str, str]
-"""The day, key and model of a count."""
+CountLabels = tuple[str, str, str]
+"""The day, the name of the API key, and the model for which requests are counted."""
 UsageRow = dict[str, Any]
-"""A row of a report: its columns, and the counts."""
+"""A row of a usage report: the values of the chosen columns, then the counts."""
 BatchTotals = tuple[str, dict[str, UsageCount]]
-"""The key of a batch, and its totals so far by model."""
+"""The name of the API key that submitted a batch, and the batch's totals so far by model."""
 
 
 class UsageQuery(msgspec.Struct, frozen=True):
-    """A query. `since`: the first day; `by`: the columns; an empty `key` or `model` selects all."""
+    """A query for a usage report. `since`: first day; `by`: columns; an empty `key` or `model` selects all."""
 
     since: str
     key: str = ""
@@ -68,8 +68,8 @@ class UsageQuery(msgspec.Struct, frozen=True):
     by: tuple[str, ...] = DEFAULT_BY
 
 
-def read_query(given: Mapping[str, str]) -> UsageQuery:
-    """Raises RequestRefused."""
+def parse_usage_query(given: Mapping[str, str]) -> UsageQuery:
+    """Parse the URL parameters of `/v1/usage`. Raises RequestRefused."""
     for name in given:
         if name not in ("key", "model", "since", "by"):
             raise RequestRefused(f"{name:.80} is not a filter of usage", param=name[:80], code="unknown_parameter")
@@ -78,13 +78,13 @@ def read_query(given: Mapping[str, str]) -> UsageQuery:
         said = f"by is {min(unknown)!r:.80}; the columns are {', '.join(COLUMNS)}"
         raise RequestRefused(said, param="by", code="invalid_value")
     try:
-        since = first_day(given.get("since", DEFAULT_SINCE))
+        since = parse_first_day(given.get("since", DEFAULT_SINCE))
     except ValueError as error:
         raise RequestRefused(f"since: {error}", param="since", code="invalid_value") from None
     return UsageQuery(since, given.get("key", ""), given.get("model", ""), by)
 
 
-def first_day(text: str) -> str:
+def parse_first_day(text: str) -> str:
     """Return the first day of a period: `7d` (today and six days before), or a date. Raises ValueError."""
     today = datetime.date.today()
     if found := re.fullmatch(r"([1-9][0-9]{0,3})d", text):
@@ -95,7 +95,7 @@ def first_day(text: str) -> str:
         raise ValueError(f"{text!r:.40} is not a time; write a number of days (7d) or a date ({today})") from None
 
 
-def today() -> str:
+def format_today() -> str:
     return time.strftime("%Y-%m-%d")
 
 
@@ -117,25 +117,27 @@ _REPLACE_BATCH = f"INSERT OR REPLACE INTO batches (batch, model, day, {_NAMES}) 
 
 
 class UsageFile:
-    """The counts on disk. The methods raise OSError and sqlite3.Error."""
+    """The usage counts in an SQLite file. The methods raise OSError and sqlite3.Error."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
-    def usual(cls) -> UsageFile:
+    def at_default_path(cls) -> UsageFile:
         return cls(state_folder() / "serve" / "usage.sqlite")
 
-    def add(self, counts: Mapping[Place, UsageCount], batches: Mapping[str, BatchTotals] | None = None) -> None:
-        """Add counts, and the new part of the batches' totals, in one transaction."""
-        with self._changed() as database:
+    def add_counts(
+        self, counts: Mapping[CountLabels, UsageCount], batches: Mapping[str, BatchTotals] | None = None
+    ) -> None:
+        """Add counts, and the increase of each batch's totals, in one transaction."""
+        with self._open_transaction() as database:
             for place, count in counts.items():
                 database.execute(_ADD_USAGE, (*place, *msgspec.structs.astuple(count)))
             for id, (key, models) in (batches or {}).items():
                 for model, total in models.items():
-                    _add_batch(database, id, model, total, key=key)
+                    _add_batch_totals(database, id, model, total, key=key)
 
-    def read(self, query: UsageQuery) -> list[UsageRow]:
+    def read_report(self, query: UsageQuery) -> list[UsageRow]:
         if not self.path.exists() or not self.path.stat().st_size:
             return []
         columns = ", ".join(query.by)
@@ -150,7 +152,7 @@ class UsageFile:
         return [dict(zip((*query.by, *COUNTS), row, strict=True)) for row in found]
 
     @contextmanager
-    def _changed(self) -> Iterator[sqlite3.Connection]:
+    def _open_transaction(self) -> Iterator[sqlite3.Connection]:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         with closing(sqlite3.connect(self.path, timeout=_LOCKED_S, isolation_level=None)) as database:
@@ -161,27 +163,27 @@ class UsageFile:
             for table in _TABLES:
                 database.execute(table)
             yield database
-            oldest = first_day(f"{KEPT_DAYS}d")
+            oldest = parse_first_day(f"{KEPT_DAYS}d")
             for name in ("usage", "batches"):
                 database.execute(f"DELETE FROM {name} WHERE day < ?", (oldest,))
             database.execute("COMMIT")
 
 
-def _add_batch(database: sqlite3.Connection, id: str, model: str, total: UsageCount, *, key: str) -> None:
+def _add_batch_totals(database: sqlite3.Connection, id: str, model: str, total: UsageCount, *, key: str) -> None:
     new = msgspec.structs.astuple(total)
     counted = database.execute(_COUNTED, (id, model)).fetchone() or (0,) * len(new)
     more = [max(0, now - before) for now, before in zip(new, counted, strict=True)]
     if any(more):
-        database.execute(_ADD_USAGE, (today(), key, model, *more))
-        database.execute(_REPLACE_BATCH, (id, model, today(), *new))
+        database.execute(_ADD_USAGE, (format_today(), key, model, *more))
+        database.execute(_REPLACE_BATCH, (id, model, format_today(), *new))
 
 
 class UsageRecorder:
-    """Keeps the counts of a gateway until a thread has written them."""
+    """Collects the usage counts of a gateway. A thread writes them to the usage file every second."""
 
     def __init__(self, file: UsageFile) -> None:
         self._file = file
-        self._counts: dict[Place, UsageCount] = {}
+        self._counts: dict[CountLabels, UsageCount] = {}
         self._batches: dict[str, BatchTotals] = {}
         self._changing = threading.Lock()
         self._writing = threading.Lock()
@@ -189,30 +191,30 @@ class UsageRecorder:
         self._thread: threading.Thread | None = None
         self._logged_at = float("-inf")
 
-    def begin(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
+    def start_writing(self) -> None:
+        self._thread = threading.Thread(target=self._write_repeatedly, name="usage", daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
+    def stop_writing(self) -> None:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
 
-    def count(self, count: UsageCount, *, key: str, model: str) -> None:
+    def add_count(self, count: UsageCount, *, key: str, model: str) -> None:
         with self._changing:
-            self._add((today(), key or NOBODY, model), count)
+            self._add_count((format_today(), key or NOBODY, model), count)
 
-    def set_batch(self, id: str, models: Mapping[str, UsageCount], *, key: str) -> None:
+    def set_batch_totals(self, id: str, models: Mapping[str, UsageCount], *, key: str) -> None:
         if models:
             with self._changing:
                 self._batches[id] = key or NOBODY, dict(models)
 
-    def read(self, query: UsageQuery) -> list[UsageRow]:
+    def read_report(self, query: UsageQuery) -> list[UsageRow]:
         """Write the counts, and return the rows of a report. Raises OSError and sqlite3.Error."""
-        self.flush()
-        return self._file.read(query)
+        self.write_counts()
+        return self._file.read_report(query)
 
-    def flush(self) -> None:
+    def write_counts(self) -> None:
         with self._writing:
             with self._changing:
                 counts, self._counts = self._counts, {}
@@ -220,23 +222,23 @@ class UsageRecorder:
             if not counts and not batches:
                 return
             try:
-                self._file.add(counts, batches)
+                self._file.add_counts(counts, batches)
             except (OSError, sqlite3.Error) as error:
                 with self._changing:
                     for place, count in counts.items():
-                        self._add(place, count)
+                        self._add_count(place, count)
                     self._batches = {**batches, **self._batches}
                 if time.monotonic() >= self._logged_at + _LOG_INTERVAL_S:
                     self._logged_at, path = time.monotonic(), self._file.path
                     log.warning("%s: usage cannot be written: %s; it is kept in memory and written later", path, error)
 
-    def _add(self, place: Place, count: UsageCount) -> None:
-        self._counts.setdefault(place, UsageCount()).add(count)
+    def _add_count(self, place: CountLabels, count: UsageCount) -> None:
+        self._counts.setdefault(place, UsageCount()).add_counts(count)
 
-    def _run(self) -> None:
+    def _write_repeatedly(self) -> None:
         while not self._ended.wait(_EVERY_S):
-            self.flush()
-        self.flush()
+            self.write_counts()
+        self.write_counts()
         if self._counts or self._batches:
             lost = sum(count.requests for count in self._counts.values())
             log.warning("the usage of %d requests is lost: it could not be written", lost)
@@ -247,27 +249,27 @@ class UsageRecorder:
 _MOST_BYTES = 8_000_000
 
 
-class _Tokens(msgspec.Struct):
+class _TokenCounts(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
-class _Body(msgspec.Struct):
+class _AnswerBody(msgspec.Struct):
     model: str = ""
-    usage: _Tokens | None = None
+    usage: _TokenCounts | None = None
 
 
-class _Response(msgspec.Struct):
+class _AnswerResponse(msgspec.Struct):
     status_code: int
-    body: _Body
+    body: _AnswerBody
 
 
-class _Line(msgspec.Struct):
-    """A line of an output file or a log. In a log, the field `line` contains the output line."""
+class _OutputLine(msgspec.Struct):
+    """A line of a batch's output file or log. In a log, the field `line` contains the output line."""
 
     custom_id: str | None = None
-    response: _Response | None = None
-    line: _Line | None = None
+    response: _AnswerResponse | None = None
+    line: _OutputLine | None = None
 
 
 class _BatchRequest(msgspec.Struct):
@@ -275,7 +277,7 @@ class _BatchRequest(msgspec.Struct):
     custom_id: str | None = None
 
 
-class BatchReader:
+class BatchUsageReader:
     """Counts the requests and tokens of a batch. `requests`: the input file; `log`: the file of answers so far;
     `models`: the models to count.
     """
@@ -288,8 +290,8 @@ class BatchReader:
         self._at = 0
         self._requested_models: dict[str, str] | None = None
 
-    def read_log(self) -> bool:
-        """Add new lines of the log. Return True if the log may have more lines."""
+    def read_new_log_lines(self) -> bool:
+        """Count the answers in new lines of the log. Return True if the log may have more lines."""
         lines = []
         with suppress(FileNotFoundError), self._log.open("rb") as log:
             log.seek(self._at)
@@ -297,29 +299,29 @@ class BatchReader:
             self._at += sum(map(len, lines))
         for line in lines:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                found = msgspec.json.decode(line, type=_Line)
-                self._add(found.line or found)
+                found = msgspec.json.decode(line, type=_OutputLine)
+                self._count_line(found.line or found)
         return bool(lines)
 
-    def read_files(self, *files: Path) -> None:
-        """Count these output files instead of the log."""
+    def count_output_files(self, *files: Path) -> None:
+        """Replace the totals by those of the batch's final output files."""
         self.totals = {}
         for file in files:
-            for line in read_json_lines(file, _Line):
-                self._add(line)
+            for line in read_json_lines(file, _OutputLine):
+                self._count_line(line)
 
-    def _add(self, line: _Line) -> None:
+    def _count_line(self, line: _OutputLine) -> None:
         if (response := line.response) is None:
             return
         body, failed = response.body, response.status_code != OK
         model = self._find_requested_model(line.custom_id or "") if failed else body.model
         if model in self._models:
-            tokens = body.usage or _Tokens()
+            tokens = body.usage or _TokenCounts()
             count = UsageCount(1, tokens.prompt_tokens, tokens.completion_tokens, failed=failed)
-            self.totals.setdefault(model, UsageCount()).add(count)
+            self.totals.setdefault(model, UsageCount()).add_counts(count)
 
     def _find_requested_model(self, custom_id: str) -> str:
-        """Return the model from the input file, because an error does not name it."""
+        """Look up the model of a failed request in the input file, because the error does not name the model."""
         if self._requested_models is None:
             requests = read_json_lines(self._requests, _BatchRequest)
             self._requested_models = {each.custom_id or "": str(each.body.get("model", "")) for each in requests}

@@ -1,4 +1,4 @@
-"""HTTP functions for all routes."""
+"""HTTP requests, responses and middleware for all routes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.apps.common.openai_requests import RequestRefused
-from stoker.apps.gateway.failures import refusal_of
+from stoker.apps.gateway.failures import error_for_client
 
 T = TypeVar("T")
 _LARGEST_BODY_FACTOR = 16
@@ -29,7 +29,7 @@ sending the body.
 _REQUEST_ID = "x-request-id"
 
 
-class RequestIds:
+class RequestIdMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -48,9 +48,9 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-class CrossOrigin:
-    """If keys are required, web pages from `origins` (empty: all) may send requests. If not, `Guard` refuses the pages
-    of other sites.
+class CrossOriginMiddleware:
+    """If the gateway requires keys, web pages from `origins` (empty: all) may send requests. Without keys, `KeyGuard`
+    refuses pages of other sites.
     """
 
     def __init__(self, app: ASGIApp, *, is_open: Callable[[], bool], origins: Sequence[str]) -> None:
@@ -66,10 +66,10 @@ class CrossOrigin:
         await app(scope, receive, send)
 
 
-class ClientLeft(Exception): ...
+class ClientDisconnected(Exception): ...
 
 
-class JSONAnswer(Response):  # type: ignore[misc]  # starlette has no types here
+class JSONResponse(Response):  # type: ignore[misc]  # starlette has no types here
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
@@ -82,17 +82,17 @@ def stream_json_parts(parts: Iterator[bytes]) -> Response:
     if second is None:
         return Response(first, media_type="application/json")
 
-    async def send() -> AsyncGenerator[bytes, None]:
+    async def encode_parts() -> AsyncGenerator[bytes, None]:
         for part in itertools.chain([first, second], parts):
             yield part
             await asyncio.sleep(0)  # let other requests run, even if the send does not wait
 
-    return StreamingResponse(send(), media_type="application/json")
+    return StreamingResponse(encode_parts(), media_type="application/json")
 
 
-def error_answer(error: BaseException) -> Response:
+def make_error_response(error: BaseException) -> Response:
     """Return an error in OpenAI's format, with headers that control retries."""
-    refusal = refusal_of(error)
+    refusal = error_for_client(error)
     headers = {}
     if refusal.retry_after_s:
         headers["Retry-After"] = str(max(1, math.ceil(refusal.retry_after_s)))
@@ -100,47 +100,47 @@ def error_answer(error: BaseException) -> Response:
         headers["x-should-retry"] = "false"
     if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONAnswer(refusal.body, refusal.status, headers)
+    return JSONResponse(refusal.body, refusal.status, headers)
 
 
-async def receive_body(request: Request, *, most: int) -> bytes:
-    """Return the body of a request. Raises RequestRefused (413) above `most` bytes, and ClientLeft on a disconnect."""
+async def receive_body(request: Request, *, most_bytes: int) -> bytes:
+    """Return the body of a request. Raises RequestRefused (413) above `most_bytes`, or ClientDisconnected."""
     parts: list[bytes] = []
     size, has_more = 0, True
-    while has_more and size <= most * _LARGEST_BODY_FACTOR:
+    while has_more and size <= most_bytes * _LARGEST_BODY_FACTOR:
         message = await request.receive()
         if message["type"] == "http.disconnect":
-            raise ClientLeft
+            raise ClientDisconnected
         part = message.get("body", b"")
         size += len(part)
-        if size <= most:
+        if size <= most_bytes:
             parts.append(part)
         has_more = message.get("more_body", False)
-    if size > most:
-        raise RequestRefused(f"the body has more than {most:,} bytes", code="request_too_large", status=413)
+    if size > most_bytes:
+        raise RequestRefused(f"the body has more than {most_bytes:,} bytes", code="request_too_large", status=413)
     return b"".join(parts)
 
 
 async def result_unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
-    """Return the result of `work`. If the client disconnects, cancel `work` and raise ClientLeft."""
+    """Return the result of `work`. If the client disconnects, cancel `work` and raise ClientDisconnected."""
     working = asyncio.ensure_future(work)
     gone = asyncio.create_task(_wait_for_disconnect(receive))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise ClientLeft
+        raise ClientDisconnected
     finally:
-        await _end(working)
-        await _end(gone)
+        await _cancel_and_wait(working)
+        await _cancel_and_wait(gone)
 
 
 _SILENT_S = 15.0
 """Seconds without an event before a stream sends a comment, because proxies close silent connections after a minute."""
 _FEW_STREAMS = 8
 _APART_S = 0.015
-"""Seconds between two writes to a stream while many streams are open. A write costs a third of the gateway's time for a
-token.
+"""Seconds between two writes to a stream while many streams are open. Fewer writes save time: without grouping, they
+take a third of the gateway's time.
 """
 
 
@@ -172,15 +172,15 @@ class EventStream(Response):  # type: ignore[misc]
         del scope
         beside = asyncio.create_task(self._send_keepalive_comments(send))
         try:
-            with suppress(ClientLeft):
-                await result_unless_disconnected(receive, self._send(send))
+            with suppress(ClientDisconnected):
+                await result_unless_disconnected(receive, self._send_stream(send))
         finally:
-            await _end(beside)
+            await _cancel_and_wait(beside)
             await self._events.aclose()
             if self._at_end is not None:
                 await self._at_end()
 
-    async def _send(self, send: Send) -> None:
+    async def _send_stream(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self._is_open = True
         EventStream.open_streams += 1
@@ -217,8 +217,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def _end(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait for its end."""
+async def _cancel_and_wait(task: asyncio.Future[Any]) -> None:
     task.cancel()
     with suppress(BaseException):
         await task

@@ -1,6 +1,6 @@
 """A worker of a gateway: answers requests for models, and forwards other requests to the gateway process.
 
-A worker gets the listening socket, and a socket for calls as standard input.
+A worker process inherits the listening socket. Its standard input is a socket for calls to and from the gateway.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import stoker
 from stoker.apps.common.openai_requests import RequestRefused
-from stoker.apps.gateway.answering import Answering
+from stoker.apps.gateway.answering import ModelEndpoints
 from stoker.apps.gateway.figures import GatewayMetrics
-from stoker.apps.gateway.http import build_starlette_app, guarded, model_routes, reduce_garbage_collection
-from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyFile
+from stoker.apps.gateway.http import build_model_routes, build_starlette_app, guard_handler, reduce_garbage_collection
+from stoker.apps.gateway.keys import Caller, CountedRequest, KeyFile, KeyGuard
 from stoker.apps.gateway.listening import run_server
 from stoker.apps.gateway.served import ServedModels, SessionWatch
 from stoker.apps.gateway.usage import UsageFile, UsageRecorder
-from stoker.apps.gateway.vllm_endpoints import Tokenizing
+from stoker.apps.gateway.vllm_endpoints import TokenizerEndpoints
 from stoker.apps.gateway.workers import GatewayPeer, WorkerReport, WorkerTask
 from stoker.sessions import Session, honoured_by
 
@@ -43,22 +43,22 @@ class GatewayWorker:
         self._numbers = itertools.count()
         self._forwarded: dict[int, tuple[Receive, Send]] = {}
         self._models = ServedModels(task.settings, honoured=honoured_by(session) or frozenset())
-        self._usage = UsageRecorder(UsageFile.usual())
+        self._usage = UsageRecorder(UsageFile.at_default_path())
         self._metrics = GatewayMetrics(self._usage)
-        self.when_over: Callable[[], None] = lambda: None
-        guard, watch = Guard(KeyFile.usual()), SessionWatch(session, self._models)
-        routes = model_routes(
-            Answering(self._models, watch, self._hold, self._metrics, most_bytes=task.most_bytes),
-            Tokenizing(self._models, most_bytes=task.most_bytes),
-            partial(guarded, guard=guard, failed=self._metrics.count_error),
+        self.stop_server: Callable[[], None] = lambda: None
+        guard, watch = KeyGuard(KeyFile.at_default_path()), SessionWatch(session, self._models)
+        routes = build_model_routes(
+            ModelEndpoints(self._models, watch, self._begin_request, self._metrics, most_bytes=task.most_bytes),
+            TokenizerEndpoints(self._models, most_bytes=task.most_bytes),
+            partial(guard_handler, guard=guard, on_error=self._metrics.count_error),
         )
         self._paths = frozenset(route.path for route in routes)
         self._app = build_starlette_app(routes, guard, origins=task.origins, lifespan=self._lifespan)
 
-    def application(self) -> ASGIApp:
+    def build_application(self) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http" and scope["path"] not in self._paths:
-                await self._forward(scope, receive, send)
+                await self._forward_request(scope, receive, send)
             else:
                 await self._app(scope, receive, send)
 
@@ -67,49 +67,49 @@ class GatewayWorker:
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         reduce_garbage_collection()
-        self._usage.begin()
+        self._usage.start_writing()
         reader, writer = await asyncio.open_unix_connection(sock=self._channel)
-        self._peer = GatewayPeer(reader, writer, self._do)
+        self._peer = GatewayPeer(reader, writer, self._execute_call)
         calls = asyncio.create_task(self._stop_when_peer_disconnects(self._peer))
-        self._peer.note("ready")
+        self._peer.notify_peer("ready")
         try:
             yield
         finally:
             calls.cancel()
             await asyncio.gather(calls, return_exceptions=True)
-            await asyncio.to_thread(self._usage.end)
+            await asyncio.to_thread(self._usage.stop_writing)
 
     async def _stop_when_peer_disconnects(self, peer: GatewayPeer) -> None:
-        await peer.run()
-        self.when_over()
+        await peer.process_frames()
+        self.stop_server()
 
-    async def _hold(self, caller: Caller) -> HeldRequest:
+    async def _begin_request(self, caller: Caller) -> CountedRequest:
         if not caller.name:
-            return HeldRequest()
+            return CountedRequest()
         number = next(self._numbers)
-        held = HeldRequest(lambda tokens, **_now: self._peer.note("release", number, tokens))
+        held = CountedRequest(lambda tokens, **_now: self._peer.notify_peer("release", number, tokens))
         try:
-            refused = await self._peer.call("hold", number, caller.name)
+            refused = await self._peer.call_peer("hold", number, caller.name)
             if refused is not None:
                 raise RequestRefused(**refused)
         except BaseException:
-            held.end()
+            held.end_request()
             raise
         return held
 
-    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         number = next(self._numbers)
         self._forwarded[number] = receive, send
         try:
-            await self._peer.call("forward", number, {**scope, "state": {}})
+            await self._peer.call_peer("forward", number, {**scope, "state": {}})
         finally:
             del self._forwarded[number]
 
-    async def _do(self, name: str, given: list[Any]) -> Any:
+    async def _execute_call(self, name: str, given: list[Any]) -> Any:
         match name:
             case "report":
-                meters = {name: model.meter.counts() for name, model in self._models.items()}
-                return WorkerReport(meters, tuple(self._metrics.samples()))
+                meters = {name: model.meter.export_counts() for name, model in self._models.items()}
+                return WorkerReport(meters, tuple(self._metrics.collect_samples()))
             case "receive":
                 receive, _ = self._forwarded[given[0]]
                 return await receive()
@@ -127,7 +127,7 @@ def main() -> None:
     if not data:
         return
     task: WorkerTask = pickle.loads(data)
-    if os.getppid() != task.parent:  # the parent ended before the call of prctl
+    if os.getppid() != task.parent:  # the gateway ended before prctl could tie this worker's life to it
         return
     with socket.socket(fileno=task.listener) as listener, stoker.load(session=task.session) as session:
         certificate, key = task.tls or (None, None)

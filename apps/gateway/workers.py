@@ -1,8 +1,9 @@
-"""The worker processes of a gateway (`stoker serve --workers N`), as seen by the gateway process.
+"""Start, watch and restart the worker processes of a gateway (`stoker serve --workers N`).
 
 Workers inherit the listening socket, so a waiting connection survives the end of a worker. A worker answers requests
-for models over its own connection to the session. For other requests, and before it starts a request of a key, a worker
-calls the gateway process. Only the gateway process enforces limits, runs batches, and collects figures.
+for models over its own connection to the session. It forwards other requests to the gateway process, and asks the
+gateway process before each request of a key. Only the gateway process enforces limits, runs batches, and collects
+figures.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from starlette.types import ASGIApp
 
 from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.common.openai_requests import RequestRefused
-from stoker.apps.gateway.failures import log, refusal_of
-from stoker.apps.gateway.figures import Sample, summed
-from stoker.apps.gateway.keys import Guard, HeldRequest
+from stoker.apps.gateway.failures import error_for_client, log
+from stoker.apps.gateway.figures import Sample, sum_samples
+from stoker.apps.gateway.keys import CountedRequest, KeyGuard
 from stoker.apps.gateway.listening import GRACE_S
 from stoker.apps.gateway.served import ServedModels
 from stoker.sessions import WorkerFacts
@@ -48,7 +49,7 @@ _ENDED = "the other process has ended"
 
 
 class GatewayPeer:
-    """One end of the socket. `do`: executes a call of the other process, by name and arguments."""
+    """One end of the socket between the gateway process and a worker. `do`: executes a call of the other process."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class GatewayPeer:
         """Running calls of the other process, by number."""
         self._is_over = False
 
-    async def call(self, name: str, *given: Any) -> Any:
+    async def call_peer(self, name: str, *given: Any) -> Any:
         """Run a call in the other process and return its result. Cancellation also cancels that call. Raises
         ConnectionError.
         """
@@ -74,26 +75,26 @@ class GatewayPeer:
         number = next(self._numbers)
         waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self._write(_CALL, number, name, given)
+            self._write_frame(_CALL, number, name, given)
             await self._writer.drain()
             return await waiting
         except asyncio.CancelledError:
-            self._write(_CANCEL, number)
+            self._write_frame(_CANCEL, number)
             raise
         finally:
             del self._waiting[number]
 
-    def note(self, name: str, *given: Any) -> None:
+    def notify_peer(self, name: str, *given: Any) -> None:
         """Send a call without waiting for a result."""
-        self._write(_NOTE, next(self._numbers), name, given)
+        self._write_frame(_NOTE, next(self._numbers), name, given)
 
-    async def run(self) -> None:
+    async def process_frames(self) -> None:
         """Execute calls and receive results until the other process ends."""
         try:
             while True:
                 [length] = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
                 kind, number, *rest = msgspec.msgpack.decode(await self._reader.readexactly(length))
-                self._take(kind, number, rest)
+                self._process_frame(kind, number, rest)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -105,9 +106,9 @@ class GatewayPeer:
                     waiting.set_exception(ConnectionError(_ENDED))
             self._writer.close()
 
-    def _take(self, kind: int, number: int, rest: list[Any]) -> None:
+    def _process_frame(self, kind: int, number: int, rest: list[Any]) -> None:
         if kind in (_CALL, _NOTE):
-            task = self._work[number] = asyncio.create_task(self._answer(number, *rest, has_result=kind == _CALL))
+            task = self._work[number] = asyncio.create_task(self._answer_call(number, *rest, has_result=kind == _CALL))
             task.add_done_callback(lambda _task: self._work.pop(number, None))
         elif kind == _CANCEL:
             if number in self._work:
@@ -118,16 +119,16 @@ class GatewayPeer:
             else:
                 waiting.set_exception(ConnectionError(rest[0]))
 
-    async def _answer(self, number: int, name: str, given: list[Any], *, has_result: bool) -> None:
+    async def _answer_call(self, number: int, name: str, given: list[Any], *, has_result: bool) -> None:
         try:
             kind, result = _RESULT, await self._do(name, given)
         except Exception as error:
             log.warning("a call between the gateway's processes failed", exc_info=True)
             kind, result = _ERROR, str(error)
         if has_result:
-            self._write(kind, number, result)
+            self._write_frame(kind, number, result)
 
-    def _write(self, *frame: Any) -> None:
+    def _write_frame(self, *frame: Any) -> None:
         data = msgspec.msgpack.encode(frame)
         self._writer.write(_LENGTH.pack(len(data)) + data)
 
@@ -153,7 +154,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
     samples: tuple[Sample, ...] = ()
 
 
-class _Worker:
+class _RunningWorker:
     """A running worker. `held`: running requests of keys, by the worker's request numbers."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -161,31 +162,31 @@ class _Worker:
         self.peer: GatewayPeer
         self.report = WorkerReport()
         self.is_ready = False
-        self.held: dict[int, HeldRequest] = {}
+        self.held: dict[int, CountedRequest] = {}
 
 
 class GatewayWorkers:
-    """Restarts workers that end. `models`: models whose meters get the sums over all workers."""
+    """Starts workers, and restarts workers that end. `models`: models whose meters get the sums over all workers."""
 
-    def __init__(self, task: WorkerTask, *, number: int, models: ServedModels, guard: Guard) -> None:
+    def __init__(self, task: WorkerTask, *, number: int, models: ServedModels, guard: KeyGuard) -> None:
         self._task = task
         self._number = number
         self._models = models
         self._guard = guard
-        self._workers: list[_Worker] = []
+        self._workers: list[_RunningWorker] = []
         self._ended = WorkerReport()
         self._restarts = 0
         self._stops = False
 
     @property
-    def facts(self) -> WorkerFacts:
+    def worker_facts(self) -> WorkerFacts:
         return WorkerFacts(self._number, sum(each.is_ready for each in self._workers), self._restarts)
 
-    async def keep(self, app: ASGIApp) -> None:
+    async def keep_workers_running(self, app: ASGIApp) -> None:
         """Keep the workers running until this task is cancelled. `app`: answers forwarded requests."""
         await asyncio.gather(*(self._keep_worker_running(app) for _ in range(self._number)))
 
-    async def stop(self) -> None:
+    async def stop_workers(self) -> None:
         self._stops = True
         ending = [asyncio.create_task(each.process.wait()) for each in self._workers]
         for number, wait_s in ((signal.SIGINT, _KILLED_AFTER_S), (signal.SIGKILL, None)):
@@ -195,16 +196,16 @@ class GatewayWorkers:
             if ending:
                 await asyncio.wait(ending, timeout=wait_s)
 
-    async def collect(self) -> Sequence[Sample]:
-        await asyncio.gather(*(self._ask(each) for each in self._workers if each.is_ready))
+    async def collect_reports(self) -> Sequence[Sample]:
+        await asyncio.gather(*(self._request_report(each) for each in self._workers if each.is_ready))
         reports = [self._ended, *(each.report for each in self._workers)]
         for name, model in self._models.items():
             model.meter.sum_worker_counts([report.meters[name] for report in reports if name in report.meters])
-        return summed(sample for report in reports for sample in report.samples)
+        return sum_samples(sample for report in reports for sample in report.samples)
 
-    async def _ask(self, worker: _Worker) -> None:
+    async def _request_report(self, worker: _RunningWorker) -> None:
         with suppress(ConnectionError, TimeoutError):  # without an answer, the last report is used
-            given = await asyncio.wait_for(worker.peer.call("report"), _REPORT_S)
+            given = await asyncio.wait_for(worker.peer.call_peer("report"), _REPORT_S)
             worker.report = msgspec.convert(given, WorkerReport)
 
     async def _keep_worker_running(self, app: ASGIApp) -> None:
@@ -212,7 +213,7 @@ class GatewayWorkers:
         while True:
             began = time.monotonic()
             try:
-                how = f"ended with {await self._run_one(app)}"
+                how = f"ended with {await self._run_worker(app)}"
             except OSError as error:
                 how = f"could not start: {error}"
             if self._stops:
@@ -224,7 +225,7 @@ class GatewayWorkers:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             self._restarts += 1
 
-    async def _run_one(self, app: ASGIApp) -> int:
+    async def _run_worker(self, app: ASGIApp) -> int:
         here, there = socket.socketpair()
         try:
             with there:
@@ -236,26 +237,26 @@ class GatewayWorkers:
         except BaseException:
             here.close()
             raise
-        worker = _Worker(process)
+        worker = _RunningWorker(process)
         self._workers.append(worker)
-        worker.peer = GatewayPeer(reader, writer, partial(self._do, worker, app))
+        worker.peer = GatewayPeer(reader, writer, partial(self._execute_call, worker, app))
         task = pickle.dumps(self._task)
         writer.write(len(task).to_bytes(4, "big") + task)
         try:
-            await worker.peer.run()
+            await worker.peer.process_frames()
             with suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _KILLED_AFTER_S)
         finally:
             self._workers.remove(worker)
-            self._forget(worker)
+            self._add_final_report(worker)
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     process.kill()
         return await process.wait()
 
-    def _forget(self, worker: _Worker) -> None:
+    def _add_final_report(self, worker: _RunningWorker) -> None:
         for held in worker.held.values():
-            held.end()
+            held.end_request()
         gone = worker.report
         meters = dict(self._ended.meters)
         for name, counts in gone.meters.items():
@@ -264,25 +265,29 @@ class GatewayWorkers:
                 each: [] if isinstance(value, list) else before.get(each, 0) + value for each, value in counts.items()
             }
             meters[name]["running"] = 0
-        self._ended = WorkerReport(meters, tuple(summed((*self._ended.samples, *gone.samples))))
+        self._ended = WorkerReport(meters, tuple(sum_samples((*self._ended.samples, *gone.samples))))
 
-    async def _do(self, worker: _Worker, app: ASGIApp, name: str, given: list[Any]) -> Any:
+    async def _execute_call(self, worker: _RunningWorker, app: ASGIApp, name: str, given: list[Any]) -> Any:
         match name:
             case "hold":
                 number, key = given
                 try:
-                    worker.held[number] = self._guard.begin_for_key_name(key)
+                    worker.held[number] = self._guard.begin_request_for_key_name(key)
                 except RequestRefused as error:
-                    return refusal_of(error)
+                    return error_for_client(error)
             case "release":
                 if (held := worker.held.pop(given[0], None)) is not None:
                     held.tokens = given[1]
-                    held.end()
+                    held.end_request()
             case "forward":
-                return await self._forward(worker, app, *given)
+                return await self._answer_forwarded_request(worker, app, *given)
             case "ready":
                 worker.is_ready = True
 
-    async def _forward(self, worker: _Worker, app: ASGIApp, number: int, scope: dict[str, Any]) -> None:
-        """Answer a forwarded request. Each message waits until the worker has passed it on."""
-        await app(scope, partial(worker.peer.call, "receive", number), partial(worker.peer.call, "send", number))
+    async def _answer_forwarded_request(
+        self, worker: _RunningWorker, app: ASGIApp, number: int, scope: dict[str, Any]
+    ) -> None:
+        """Answer a forwarded request. Each message waits until the worker has sent it to the client."""
+        await app(
+            scope, partial(worker.peer.call_peer, "receive", number), partial(worker.peer.call_peer, "send", number)
+        )

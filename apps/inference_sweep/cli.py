@@ -36,6 +36,6 @@ def command(context: click.Context, /, *, choice: RunChoice, **given: Any) -> No
     If a model refuses a row (an empty prompt, too many tokens), the other rows still get results. The column `error`
     has the reason, the exit status is 1, and --resume retries these rows.
     """
-    from stoker.apps.inference_sweep.run import run  # imported here, because importing Parsl would slow down --help
+    from stoker.apps.inference_sweep.run import run_sweep  # here, because Parsl would slow down --help
 
-    context.exit(run(given, choice))
+    context.exit(run_sweep(given, choice))

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM
 
 
-class Request(msgspec.Struct, frozen=True):
-    """Prompts with a seed each, so that a result does not depend on other rows. `tensor_batch`: prompts per tensor; 0 =
-    the engine's default.
+class SweepRequest(msgspec.Struct, frozen=True):
+    """Prompts, each with its own seed, so that its text does not depend on other rows. `tensor_batch`: prompts per
+    tensor; 0 = the engine's default.
     """
 
     number: int
@@ -48,9 +48,9 @@ class WrittenTexts(msgspec.Struct, frozen=True):
 
 
 @app
-def generate(model: CausalLM, request: Request) -> WrittenTexts:
-    """Generate texts. If the model refuses a prompt, the other prompts still get texts. The time includes only
-    inference.
+def generate(model: CausalLM, request: SweepRequest) -> WrittenTexts:
+    """Generate texts. If the model refuses a prompt, the other prompts still get texts. `infer_s` excludes the loading
+    of the model.
     """
     started_at, begun = time.time(), time.perf_counter()
 

@@ -63,7 +63,7 @@ class SweepModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     devices: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
-class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SweepPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A prompt text with column names in braces. `chat`: True for a message in the model's chat format."""
 
     name: Text
@@ -83,39 +83,39 @@ _Tokens = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 _Temperature = Annotated[float, msgspec.Meta(ge=0, le=_MOST)]
 
 
-class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ParameterValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The values of each parameter. A sweep runs every combination of the values."""
 
     max_new_tokens: tuple[_Tokens, ...] | _Tokens = 32
     temperature: tuple[_Temperature, ...] | _Temperature = 0.0
 
     def __post_init__(self) -> None:
-        for name, values in zip(PARAMETERS, self.axes, strict=True):
+        for name, values in zip(PARAMETERS, self.value_lists, strict=True):
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"{name} has {'the same value twice' if values else 'no value'}")
-        if any(0 < value < _LEAST_ABOVE_0 for value in self.axes[1]):
+        if any(0 < value < _LEAST_ABOVE_0 for value in self.value_lists[1]):
             raise ValueError(f"temperature must be 0, or {_LEAST_ABOVE_0:g} or more")
 
     @property
-    def axes(self) -> list[tuple[float, ...]]:
+    def value_lists(self) -> list[tuple[float, ...]]:
         given = (self.max_new_tokens, self.temperature)
         return [values if isinstance(values, tuple) else (values,) for values in given]
 
 
-PARAMETERS = Parameters.__struct_fields__
+PARAMETERS = ParameterValues.__struct_fields__
 
 
 class _SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: Text
     models: Annotated[list[SweepModel], msgspec.Meta(min_length=1)]
-    prompts: Annotated[list[Template], msgspec.Meta(min_length=1)]
+    prompts: Annotated[list[SweepPrompt], msgspec.Meta(min_length=1)]
     id: str = ""
-    parameters: Parameters = Parameters()
+    parameters: ParameterValues = ParameterValues()
 
 
 class Combination(msgspec.Struct, frozen=True):
     model: SweepModel
-    prompt: Template
+    prompt: SweepPrompt
     parameters: dict[str, Any]
 
     @property
@@ -132,7 +132,7 @@ class Combination(msgspec.Struct, frozen=True):
 
 class Sweep(msgspec.Struct, frozen=True):
     models: list[SweepModel]
-    prompts: list[Template]
+    prompts: list[SweepPrompt]
     combinations: list[Combination]
     rows: DataRows
 
@@ -142,19 +142,19 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
     all).
     """
     found = read_toml(path, _SweepFile)
-    models = [_placed(model, folder=path.parent) for model in found.models]
+    models = [_resolve_model_path(model, folder=path.parent) for model in found.models]
     refuse_duplicates("models", [(one.name, (os.path.realpath(one.path), one.dtype)) for one in models], file=path)
     refuse_duplicates("prompts", [(one.name, (one.text, one.chat)) for one in found.prompts], file=path)
     rows = check_rows(
         data or path.parent / found.data, column=found.id, limit=limit, empty_means="the prompt has no text there",
         wanted={f"the prompt {prompt.name}": prompt.columns for prompt in found.prompts},
     )  # fmt: skip
-    grid = [dict(zip(PARAMETERS, values, strict=True)) for values in itertools.product(*found.parameters.axes)]
+    grid = [dict(zip(PARAMETERS, values, strict=True)) for values in itertools.product(*found.parameters.value_lists)]
     combined = [Combination(*each) for each in itertools.product(models, found.prompts, grid)]
     return Sweep(models, found.prompts, combined, rows)
 
 
-def _placed(model: SweepModel, *, folder: Path) -> SweepModel:
+def _resolve_model_path(model: SweepModel, *, folder: Path) -> SweepModel:
     """Resolve the path of a model relative to the sweep file. A missing path may be a hub name."""
     there = folder / model.path
     return msgspec.structs.replace(model, path=str(there.absolute())) if model.path and there.exists() else model

@@ -17,12 +17,20 @@ import msgspec
 
 from stoker import causal_lm
 from stoker.apps.common.calls import run_calls, split_into_batches
-from stoker.apps.common.command_line import RunChoice, columns, command, count, resolve
+from stoker.apps.common.command_line import RunChoice, align_next_steps, format_command, format_count, resolve_options
 from stoker.apps.common.data_rows import DataItem
 from stoker.apps.common.models_file import model_digest_or_name
-from stoker.apps.common.runner import Attempt, OpenRun, Outcome, Records, RunSpec, execute, result_of
+from stoker.apps.common.runner import (
+    ApplicationOutcome,
+    OpenRun,
+    Records,
+    RunAttempt,
+    RunSpec,
+    execute_run,
+    find_result,
+)
 from stoker.apps.inference_sweep import APP
-from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate
+from stoker.apps.inference_sweep.functions import SweepRequest, WrittenTexts, generate
 from stoker.apps.inference_sweep.plan import EXAMPLE, Combination, Sweep, SweepModel, SweepOptions, read_sweep
 from stoker.contexts import Recipe
 from stoker.datafile import write_rows
@@ -41,7 +49,7 @@ SentRows = dict[int, tuple[Combination, tuple[str, ...]]]
 """The combination and the row ids of each call in flight, by the call's number."""
 
 
-def make_records(
+def make_log_records(
     combination: Combination, ids: tuple[str, ...], written: WrittenTexts
 ) -> tuple[list[Record], list[Record]]:
     """Return the records of the rows that have texts, and the records of the failed rows."""
@@ -60,12 +68,12 @@ def make_records(
     return records, failed
 
 
-def make_rows(sweep: Sweep, log: Records, failed: Records) -> Iterator[dict[str, Any]]:
+def make_result_rows(sweep: Sweep, log: Records, failed: Records) -> Iterator[dict[str, Any]]:
     """Yield the rows of the results file, by combination, then by input row."""
     for combination in sweep.combinations:
         digest, name = combination.digest, combination.name
         for item in sweep.rows:
-            record = result_of((digest, item.id), log, failed, what=f"row {item.id} with {name}")
+            record = find_result((digest, item.id), log, failed, what=f"row {item.id} with {name}")
             given = ("output", "infer_s", "started_at", "worker")
             yield {
                 "model": combination.model.name, "prompt": combination.prompt.name, **combination.parameters,
@@ -74,7 +82,7 @@ def make_rows(sweep: Sweep, log: Records, failed: Records) -> Iterator[dict[str,
             }  # fmt: skip
 
 
-def first_error(sweep: Sweep, failed: Records) -> str:
+def format_first_error(sweep: Sweep, failed: Records) -> str:
     for combination in sweep.combinations if len(failed) else ():
         digest = combination.digest
         for item in sweep.rows:
@@ -90,16 +98,16 @@ LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
 """Minimum and maximum number of one model's calls in flight. With fewer calls, devices would be idle."""
 
 
-def run(given: dict[str, Any], choice: RunChoice) -> int:
-    """Return the exit status: 0, 1 if rows have errors, 130 after Ctrl-C. Raises StokerError."""
-    options = resolve(SweepOptions, given, app=APP, resume=choice.resume, files=("sweep", "data"))
+def run_sweep(given_options: dict[str, Any], choice: RunChoice) -> int:
+    """Run a sweep. Return the exit status: 0, 1 if rows have errors, 130 after Ctrl-C. Raises StokerError."""
+    options = resolve_options(SweepOptions, given_options, app=APP, resume=choice.resume, files=("sweep", "data"))
     file = Path(options.sweep) if options.sweep else EXAMPLE
     sweep = read_sweep(file, data=Path(options.data) if options.data else None, limit=options.limit)
     total = len(sweep.combinations) * len(sweep.rows)
-    recipes = {model.name: _recipe(model) for model in sweep.models}
+    recipes = {model.name: _make_recipe(model) for model in sweep.models}
     models, prompts = len(sweep.models), len(sweep.prompts)
     numbers = (models, prompts, len(sweep.combinations) // (models * prompts), len(sweep.rows))
-    sizes = " x ".join(map(count, numbers, ("model", "prompt", "parameter set", "row")))
+    sizes = " x ".join(map(format_count, numbers, ("model", "prompt", "parameter set", "row")))
     spec = RunSpec(
         app=APP, prefix="sweep", options=options, key=KEY, total=total, site=options.site,
         parameters={
@@ -113,28 +121,30 @@ def run(given: dict[str, Any], choice: RunChoice) -> int:
             *(f"  note  {note}" for note in sweep.rows.notes),
         ],
     )  # fmt: skip
-    return execute(spec, lambda work: _results(work, options, sweep, recipes), choice)
+    return execute_run(spec, lambda work: _write_results(work, options, sweep, recipes), choice)
 
 
-def _results(work: OpenRun, options: SweepOptions, sweep: Sweep, recipes: Mapping[str, Recipe]) -> Outcome:
-    _infer(work, options, sweep, recipes)
+def _write_results(
+    work: OpenRun, options: SweepOptions, sweep: Sweep, recipes: Mapping[str, Recipe]
+) -> ApplicationOutcome:
+    _run_missing_calls(work, options, sweep, recipes)
     attempt, log, failed = work.attempt, work.log, work.failed
 
-    def write(path: Path) -> None:
-        write_rows(make_rows(sweep, log, failed), path, kind=options.format, columns=COLUMNS)
+    def write_file(path: Path) -> None:
+        write_rows(make_result_rows(sweep, log, failed), path, kind=options.format, columns=COLUMNS)
 
-    found = work.finish_rows(
-        f"results.{options.format}", write, noun="inference", lacks="output", more={"models": len(recipes)},
-        first=first_error(sweep, failed), figures={"inferences": attempt.made, "calls": attempt.calls},
-        report=_report(attempt),
+    found = work.write_row_results(
+        f"results.{options.format}", write_file, noun="inference", lacks="output", more={"models": len(recipes)},
+        first=format_first_error(sweep, failed), figures={"inferences": attempt.made, "calls": attempt.calls},
+        report=_format_report(attempt),
     )  # fmt: skip
     if found.errors or options.sweep:
         return found
-    more = columns([(command(APP, "--sweep FILE"), f"your sweep; start from a copy of {EXAMPLE}")])
+    more = align_next_steps([(format_command(APP, "--sweep FILE"), f"your sweep; start from a copy of {EXAMPLE}")])
     return msgspec.structs.replace(found, report=[*found.report, "", *more])
 
 
-def _infer(work: OpenRun, options: SweepOptions, sweep: Sweep, recipes: Mapping[str, Recipe]) -> None:
+def _run_missing_calls(work: OpenRun, options: SweepOptions, sweep: Sweep, recipes: Mapping[str, Recipe]) -> None:
     sent, numbers, jobs = SentRows(), itertools.count(), []
     for name, recipe in recipes.items():
         mine = [one for one in sweep.combinations if one.model.name == name]
@@ -144,18 +154,18 @@ def _infer(work: OpenRun, options: SweepOptions, sweep: Sweep, recipes: Mapping[
         if first is not None:  # do not load a model whose results are complete
             jobs.append((generate.with_options(context=recipe), itertools.chain([first], requests)))
 
-    def take(written: WrittenTexts) -> int:
-        records, unmade = make_records(*sent.pop(written.number), written)
+    def store_texts(written: WrittenTexts) -> int:
+        records, unmade = make_log_records(*sent.pop(written.number), written)
         work.attempt.infer_s += written.infer_s
         return work.log.append(records) + work.failed.append(unmade)
 
     window = max_calls_in_flight(options.batch_size)
-    work.infer(
-        jobs, contexts=recipes, take=take, noun="inferences", results=functools.partial(run_calls, window=window)
+    work.run_jobs(
+        jobs, contexts=recipes, take=store_texts, noun="inferences", results=functools.partial(run_calls, window=window)
     )  # fmt: skip
 
 
-def _report(attempt: Attempt) -> Iterator[str]:
+def _format_report(attempt: RunAttempt) -> Iterator[str]:
     if not attempt.calls:
         yield f"  nothing was left to infer: {attempt.kept} results were kept"
         return
@@ -163,9 +173,9 @@ def _report(attempt: Attempt) -> Iterator[str]:
     # Calls of models on one device overlap, so the sum of their times is not device time.
     beside = " (models that share a device work at the same time)" if len(by_model) > 1 else ""
     yield (
-        f"  {count(attempt.made, 'inference')} in {show_seconds(attempt.wall_s)}, {attempt.rate:.1f}/s on"
-        f" {count(facts.devices, 'device')}: calls took {show_seconds(attempt.infer_s)} in all, loads"
-        f" {show_seconds(facts.load_total_s)}{beside}"
+        f"  {format_count(attempt.made, 'inference')} in {show_seconds(attempt.wall_s)},"
+        f" {attempt.results_per_second:.1f}/s on {format_count(facts.devices, 'device')}:"
+        f" calls took {show_seconds(attempt.infer_s)} in all, loads {show_seconds(facts.load_total_s)}{beside}"
     )
     for name, one in by_model.items():
         loads = f"{one.loads} loads of {show_seconds(one.load_s)}"
@@ -186,12 +196,12 @@ def plan_calls(
 def make_requests(
     calls: Iterable[tuple[Combination, tuple[DataItem, ...]]], numbers: Iterator[int], sent: SentRows, *,
     tensor_batch: int,
-) -> Iterator[Request]:  # fmt: skip
-    """Yield the request of each call, and keep its row ids in `sent`. Threads share `numbers`."""
+) -> Iterator[SweepRequest]:  # fmt: skip
+    """Yield the request of each call, and record its row ids in `sent`. `numbers`: shared source of unique numbers."""
     for combination, items in calls:
         number = next(numbers)
         sent[number] = combination, tuple(item.id for item in items)
-        yield Request(
+        yield SweepRequest(
             number=number, texts=tuple(combination.prompt.fill(item.fields) for item in items),
             seeds=tuple(zlib.crc32(item.id.encode()) for item in items), chat=combination.prompt.chat,
             tensor_batch=tensor_batch, **combination.parameters,
@@ -202,5 +212,5 @@ def max_calls_in_flight(batch_size: int) -> int:
     return max(LEAST_CALLS_AHEAD, min(MOST_CALLS_AHEAD, MOST_ROWS_AHEAD // batch_size))
 
 
-def _recipe(model: SweepModel) -> Recipe:
+def _make_recipe(model: SweepModel) -> Recipe:
     return causal_lm(model.path, dtype=model.dtype, engine=model.engine, devices=model.devices)

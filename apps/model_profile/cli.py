@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from stoker.apps.common.command_line import WIDE, add_site_and_session_options, dtype_option
+from stoker.apps.common.command_line import WIDE, add_dtype_option, add_site_and_session_options
 
 
 @click.command("profile", short_help="Measure the time of a model's steps on a device.", context_settings=WIDE)
 @click.argument("model", required=False, default="", metavar="[MODEL]")
-@dtype_option("causal_lm", default="auto")
+@add_dtype_option("causal_lm", default="auto")
 @click.option(
     "--quick", is_flag=True, help="Measure every second power of two, up to 1,024 prompt tokens: about a minute."
 )
@@ -27,6 +27,6 @@ def command(
     The results are kept with the other measurements, for this model and kind of device. Ordinary calls also measure
     their steps; a profile covers all sizes.
     """
-    from stoker.apps.model_profile.run import run  # imported here, because importing Parsl would slow down --help
+    from stoker.apps.model_profile.run import measure_model  # here, because Parsl would slow down --help
 
-    context.exit(run(model, dtype=dtype, quick=quick, site=site, session=session, json=json_))
+    context.exit(measure_model(model, dtype=dtype, quick=quick, site=site, session=session, json=json_))

@@ -24,7 +24,7 @@ import msgspec
 
 from stoker import console, run_folder
 from stoker.apps.common.batch_state import read_json
-from stoker.apps.common.command_line import count
+from stoker.apps.common.command_line import format_count
 from stoker.console import Screen
 from stoker.errors import ConfigError
 from stoker.run_folder import write_whole
@@ -35,7 +35,7 @@ RUNS = Path("runs")
 _STATE, CHECKPOINT = "state.json", "checkpoint"
 
 
-class Phase(enum.Enum):
+class JobPhase(enum.Enum):
     QUEUED = "queued"
     LOADING = "loading"
     TUNING = "tuning"
@@ -48,7 +48,7 @@ class Phase(enum.Enum):
 
     @property
     def is_over(self) -> bool:
-        return self not in (Phase.QUEUED, Phase.LOADING, Phase.TUNING)
+        return self not in (JobPhase.QUEUED, JobPhase.LOADING, JobPhase.TUNING)
 
 
 class BoardEntry(msgspec.Struct, kw_only=True):
@@ -61,7 +61,7 @@ class BoardEntry(msgspec.Struct, kw_only=True):
     """
 
     name: str
-    phase: Phase = Phase.QUEUED
+    phase: JobPhase = JobPhase.QUEUED
     iterations: int = 0
     metric_name: str = ""
     reach: float | None = None
@@ -87,14 +87,14 @@ class BoardEntry(msgspec.Struct, kw_only=True):
     why: str = ""
     at: float = 0.0
 
-    def in_time(self, now: float) -> bool | None:
+    def meets_deadline(self, now: float) -> bool | None:
         """True if the job meets its deadline. None without a deadline, or while the forecast end is too close to the
         deadline to tell.
         """
         if self.deadline_at is None:
             return None
         if self.phase.is_over:
-            return self.phase is Phase.DONE and self.ended_at is not None and self.ended_at <= self.deadline_at
+            return self.phase is JobPhase.DONE and self.ended_at is not None and self.ended_at <= self.deadline_at
         if self.deadline_at <= now:
             return False
         if self.ends_at is None:
@@ -139,7 +139,7 @@ DEVICES = 8
 
 
 class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A submission. `bank`: folder (empty: the model's own bank; None: no bank); `serve`: name in the models file."""
+    """Options of a submission. `bank`: folder; empty: the model's own; None: none. `serve`: name in the models file."""
 
     site: str = ""
     session: str = ""
@@ -152,9 +152,9 @@ class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
     models: Path = Path("models.toml")
 
 
-def job_table(entries: Sequence[BoardEntry], *, now: float) -> list[str]:
+def format_job_table(entries: Sequence[BoardEntry], *, now: float) -> list[str]:
     """Return a line per job, in columns. Below a waiting or failed job, add the reason."""
-    rows = [_row(entry, now=now) for entry in entries]
+    rows = [_format_job_cells(entry, now=now) for entry in entries]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for entry, row in zip(entries, rows, strict=True):
@@ -167,15 +167,15 @@ def format_job_board(seen: Sequence[BoardRow], *, now: float, most_over: int | N
     """Return the lines of `stoker tune status`. Of the ended jobs, only the latest `most_over` are shown."""
     if not seen:
         return ["no tuning job is known in this folder; `stoker tune submit job.toml` submits one"]
-    counts = {phase: sum(one.entry.phase is phase for one in seen) for phase in Phase}
+    counts = {phase: sum(one.entry.phase is phase for one in seen) for phase in JobPhase}
     said = ", ".join(f"{number} {phase.value}" for phase, number in counts.items() if number)
-    lines = [f"{count(len(seen), 'tuning job')}: {said}", ""]
+    lines = [f"{format_count(len(seen), 'tuning job')}: {said}", ""]
     over = [one for one in seen if one.entry.phase.is_over]
     older = over[: len(over) - most_over] if most_over is not None else []
     shown = [one for one in seen if one not in older]
     if older:
         lines.append(f"  … {len(older)} older (--all)")
-    lines += job_table([one.entry for one in shown], now=now)
+    lines += format_job_table([one.entry for one in shown], now=now)
     for one in shown:
         if one.abandoned:
             why = "the submitting program has ended; submit the job again, and it continues from its last checkpoint"
@@ -183,16 +183,16 @@ def format_job_board(seen: Sequence[BoardRow], *, now: float, most_over: int | N
     return lines
 
 
-def due(entry: BoardEntry, *, now: float) -> str:
+def format_due_time(entry: BoardEntry, *, now: float) -> str:
     deadline, end = entry.deadline_at, entry.ended_at if entry.phase.is_over else entry.ends_at
-    if entry.phase in (Phase.FAILED, Phase.DROPPED, Phase.STOPPED):
-        return f"deadline {clock(deadline, now=now)}" if deadline is not None else ""
-    word = "ended" if entry.phase is Phase.DONE else "ends"
+    if entry.phase in (JobPhase.FAILED, JobPhase.DROPPED, JobPhase.STOPPED):
+        return f"deadline {format_time_of_day(deadline, now=now)}" if deadline is not None else ""
+    word = "ended" if entry.phase is JobPhase.DONE else "ends"
     if deadline is None:
-        return f"{word} {clock(end, now=now)}" if end is not None else ""
-    by, at = f"(deadline {clock(deadline, now=now)})", f"{word} {clock(end, now=now)}"
-    if entry.phase is Phase.DONE and end is not None:
-        return f"{at}, {ended_by(deadline - end)} {by}"
+        return f"{word} {format_time_of_day(end, now=now)}" if end is not None else ""
+    by, at = f"(deadline {format_time_of_day(deadline, now=now)})", f"{word} {format_time_of_day(end, now=now)}"
+    if entry.phase is JobPhase.DONE and end is not None:
+        return f"{at}, {format_margin(deadline - end)} {by}"
     if deadline <= now and (end is None or end - now < 1.0):
         return f"late by {show_seconds(max(1.0, now - deadline))} so far {by}"
     if end is None:
@@ -203,12 +203,12 @@ def due(entry: BoardEntry, *, now: float) -> str:
     return f"{at}, {margin} {by}"
 
 
-def ended_by(margin_s: float) -> str:
+def format_margin(margin_s: float) -> str:
     apart = show_seconds(abs(margin_s)) if abs(margin_s) >= 1.0 else "less than a second"
     return f"in time by {apart}" if margin_s >= 0 else f"late by {apart}"
 
 
-def clock(at: float | None, *, now: float) -> str:
+def format_time_of_day(at: float | None, *, now: float) -> str:
     """Return a time of day, with the date unless the date is today."""
     if at is None:
         return ""
@@ -216,23 +216,23 @@ def clock(at: float | None, *, now: float) -> str:
     return f"{moment:%H:%M:%S}" if moment.date() == today else f"{moment:%Y-%m-%d %H:%M}"
 
 
-def late_notice(entry: BoardEntry, *, now: float, drops: bool) -> str:
+def format_late_notice(entry: BoardEntry, *, now: float, drops_late_jobs: bool) -> str:
     deadline, ends_at = entry.deadline_at or 0.0, entry.ends_at or 0.0
     if deadline <= now:
-        what = f"{entry.name} is late: its deadline, {clock(deadline, now=now)}, has passed"
+        what = f"{entry.name} is late: its deadline, {format_time_of_day(deadline, now=now)}, has passed"
     else:
         what = (
-            f"{entry.name} cannot meet its deadline, {clock(deadline, now=now)}: the earliest that can be met is"
-            f" {clock(ends_at, now=now)}, {show_seconds(ends_at - deadline)} later"
+            f"{entry.name} cannot meet its deadline, {format_time_of_day(deadline, now=now)}: the earliest that can be"
+            f" met is {format_time_of_day(ends_at, now=now)}, {show_seconds(ends_at - deadline)} later"
         )
     how = "it runs when no other job needs its devices (--late drop drops such jobs)"
-    if entry.phase is Phase.TUNING or drops:
-        how = "it runs anyway" if entry.phase is Phase.TUNING else "it is dropped (--late drop)"
+    if entry.phase is JobPhase.TUNING or drops_late_jobs:
+        how = "it runs anyway" if entry.phase is JobPhase.TUNING else "it is dropped (--late drop)"
     return f"{what}; {how}"
 
 
-def _row(entry: BoardEntry, *, now: float) -> tuple[str, ...]:
-    tunes = entry.phase is Phase.TUNING
+def _format_job_cells(entry: BoardEntry, *, now: float) -> tuple[str, ...]:
+    tunes = entry.phase is JobPhase.TUNING
     steps = f"{entry.iteration}/{entry.iterations}" if entry.iteration or tunes else ""
     if tunes and 0 < entry.iterations <= entry.iteration:
         steps += ", measuring"
@@ -243,58 +243,58 @@ def _row(entry: BoardEntry, *, now: float) -> tuple[str, ...]:
     if entry.metric is not None and entry.metric_name != "loss":
         wanted = f" of {entry.reach:g}" if entry.reach is not None else ""
         metric = f"{entry.metric_name} {entry.metric:.2f}{wanted}"
-    devices = count(len(entry.devices), "device") if entry.devices and not entry.phase.is_over else ""
-    return entry.name, entry.phase.value, steps, loss, metric, devices, due(entry, now=now)
+    devices = format_count(len(entry.devices), "device") if entry.devices and not entry.phase.is_over else ""
+    return entry.name, entry.phase.value, steps, loss, metric, devices, format_due_time(entry, now=now)
 
 
 _LINE_EVERY_S = 10.0
 
 
-class Display:
-    """Shows the state of jobs repeatedly. `drops`: True if late jobs are dropped."""
+class JobDisplay:
+    """Shows the changing state of jobs in the terminal. `drops_late_jobs`: True if late jobs are dropped."""
 
-    def __init__(self, screen: Screen, *, drops: bool, place: console.Redrawn | None) -> None:
+    def __init__(self, screen: Screen, *, drops_late_jobs: bool, place: console.Redrawn | None) -> None:
         self._screen = screen
-        self._drops_late = drops
+        self._drops_late = drops_late_jobs
         self._place = place
         self._before: dict[str, BoardEntry] = {}
         self._shown_at: dict[str, float] = {}
         self._late: dict[str, str] = {}
         self._shown_lines: set[str] = set()
 
-    def show(self, entries: Sequence[BoardEntry]) -> None:
+    def show_jobs(self, entries: Sequence[BoardEntry]) -> None:
         now = time.time()
         for entry in entries:
-            if entry.phase.is_over or entry.in_time(now) is not False:
+            if entry.phase.is_over or entry.meets_deadline(now) is not False:
                 self._late.pop(entry.name, None)
             else:
-                self._tell_late(entry, now=now)
+                self._report_late_job(entry, now=now)
         if self._place is not None:
-            self._place.show([*job_table(entries, now=now), *(f"  {line}" for line in self._late.values())])
+            self._place.show([*format_job_table(entries, now=now), *(f"  {line}" for line in self._late.values())])
             return
         for entry in entries:
             before = self._before.get(entry.name)
             aged = time.monotonic() - self._shown_at.get(entry.name, 0.0) >= _LINE_EVERY_S
             moved = before is not None and entry.iteration != before.iteration
-            if before is None or before.phase is not entry.phase or (moved and aged and entry.phase is Phase.TUNING):
+            if before is None or before.phase is not entry.phase or (moved and aged and entry.phase is JobPhase.TUNING):
                 self._before[entry.name], self._shown_at[entry.name] = entry, time.monotonic()
                 why = entry.why.splitlines()[:1]
-                self._screen.line(f"  {'  '.join(filter(None, (*_row(entry, now=now), *why)))}")
+                self._screen.line(f"  {'  '.join(filter(None, (*_format_job_cells(entry, now=now), *why)))}")
 
-    def tell(self, line: str) -> None:
+    def show_once(self, line: str) -> None:
         if line not in self._shown_lines:
             self._shown_lines.add(line)
             self._screen.line(f"  {line}")
 
-    def _tell_late(self, entry: BoardEntry, *, now: float) -> None:
+    def _report_late_job(self, entry: BoardEntry, *, now: float) -> None:
         if entry.name not in self._late:
-            self._late[entry.name] = line = late_notice(entry, now=now, drops=self._drops_late)
+            self._late[entry.name] = line = format_late_notice(entry, now=now, drops_late_jobs=self._drops_late)
             if self._place is None and entry.name not in self._shown_lines:
                 self._screen.line(f"  {line}")
             self._shown_lines.add(entry.name)
 
 
 @contextlib.contextmanager
-def open_job_display(screen: Screen, *, drops: bool, json: bool) -> Iterator[Display]:
+def open_job_display(screen: Screen, *, drops_late_jobs: bool, json: bool) -> Iterator[JobDisplay]:
     with console.redrawn() if console.is_terminal() and not json else contextlib.nullcontext() as place:
-        yield Display(screen, drops=drops, place=place)
+        yield JobDisplay(screen, drops_late_jobs=drops_late_jobs, place=place)

@@ -65,7 +65,7 @@ def submit_jobs(
     Each job has a run folder with the tuned prompt (for PEFT), the text nearest to the prompt, and the job's cost. A
     job that was stopped resumes from its last checkpoint when it is submitted again.
     """
-    from stoker.apps.prompt_tuning.run import submit, submit_detached  # imported here: Parsl would slow down --help
+    from stoker.apps.prompt_tuning.run import submit_and_wait, submit_detached  # Parsl slows down --help
 
     if bank and no_bank:
         raise click.UsageError("--bank and --no-bank exclude each other; give one")
@@ -76,16 +76,16 @@ def submit_jobs(
     models = models or SubmissionOptions().models
     options = SubmissionOptions(bank=None if no_bank else bank, serve=serve, models=models, **given)
     if wait:
-        context.exit(submit(jobs, options, screen=Screen(json_only=json_), json=json_))
+        context.exit(submit_and_wait(jobs, options, screen=Screen(json_only=json_), json=json_))
     context.exit(submit_detached(jobs, options, json=json_))
 
 
-@click.command(short_help="Show tuning jobs: how far each is, and when it ends.")
+@click.command("status", short_help="Show tuning jobs: how far each is, and when it ends.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @click.option("--watch", is_flag=True, help="Keep showing the jobs until Ctrl-C, or until all jobs have ended.")
 @click.option("--all", "all_", is_flag=True, help=f"Show all ended jobs. [the latest {_RECENT}]")
 @click.argument("runs", type=_FOLDER, default=RUNS)
-def status(*, runs: Path, as_json: bool, watch: bool, all_: bool) -> None:
+def show_status(*, runs: Path, as_json: bool, watch: bool, all_: bool) -> None:
     """Show the tuning jobs of RUNS [runs]: progress, expected end, and why jobs wait."""
     if watch and as_json:
         raise click.UsageError("--watch and --json exclude each other; repeat the command with --json instead")
@@ -121,43 +121,43 @@ def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
         where = ", ".join(map(str, wanted))
         raise ConfigError(f"{where}: no tuning job is known there; `stoker tune submit job.toml` submits one")
     if as_json:
-        console.json({"jobs": [report.facts(one, now=time.time()) for one in outcomes]})
+        console.json({"jobs": [report.job_outcome_to_json(one, now=time.time()) for one in outcomes]})
     else:
-        console.lines(report.render(outcomes, now=time.time()))
+        console.lines(report.format_report(outcomes, now=time.time()))
 
 
-@click.command(short_help="Add prompts to the bank of a model.", context_settings=WIDE)
+@click.command("bank", short_help="Add prompts to the bank of a model.", context_settings=WIDE)
 @click.argument("file", type=_FOLDER, metavar="[PROMPTS]", required=False)
 @click.option("--model", metavar="PATH", default="", help="A folder, a .gguf file or a hub name. [the default model]")
 @click.option("--bank", metavar="DIR", default="", help="The bank's folder. [the model's own, in the state folder]")
 @add_site_and_session_options
 @click.option("--json", "json_", is_flag=True, help="One JSON document on stdout; everything else goes to stderr.")
 @click.pass_context
-def bank(context: click.Context, /, *, file: Path | None, model: str, json_: bool, **given: Any) -> None:
+def add_to_bank(context: click.Context, /, *, file: Path | None, model: str, json_: bool, **given: Any) -> None:
     """Add the prompts of the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`) and the shipped prompts to the
     bank of a model. The model reads each prompt once, and all prompts are grouped again.
     """
-    from stoker.apps.prompt_tuning.run import fill_bank  # imported here: Parsl would slow down --help
+    from stoker.apps.prompt_tuning.run import add_prompts_to_bank  # here, because Parsl would slow down --help
 
     options = SubmissionOptions(**given)
-    context.exit(fill_bank(file, options, model=model, screen=Screen(json_only=json_), json=json_))
+    context.exit(add_prompts_to_bank(file, options, model=model, screen=Screen(json_only=json_), json=json_))
 
 
 command = submit_jobs
 """The command `stoker run prompt_tuning`."""
 
 
-class InOrder(click.Group):
+class CommandsInOrder(click.Group):
     """A command group that lists its commands in order of use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
         return list(self.commands)
 
 
-@click.group(cls=InOrder, short_help="Tune soft prompts by their deadlines.")
+@click.group(cls=CommandsInOrder, short_help="Tune soft prompts by their deadlines.")
 def tune() -> None:
     """Tune soft prompts by their deadlines: submit jobs, show their state, report their results."""
 
 
-for name, each in {"submit": submit_jobs, "status": status, "report": report_jobs, "bank": bank}.items():
+for name, each in {"submit": submit_jobs, "status": show_status, "report": report_jobs, "bank": add_to_bank}.items():
     tune.add_command(each, name)

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 
 from stoker.apps.common.batch_state import read_json
-from stoker.apps.common.command_line import count
-from stoker.apps.prompt_tuning.board import BoardEntry, Phase, clock, ended_by, read_entry
+from stoker.apps.common.command_line import format_count
+from stoker.apps.prompt_tuning.board import BoardEntry, JobPhase, format_margin, format_time_of_day, read_entry
 from stoker.tuning import RESULT
 from stoker.units import show_seconds
 
 _LONGEST_TEXT = 100
 
 
-class Result(msgspec.Struct, frozen=True):
+class TuningResult(msgspec.Struct, frozen=True):
     """The fields of `tuned.json` that a report shows."""
 
     metric: str
@@ -37,7 +37,7 @@ class Result(msgspec.Struct, frozen=True):
 class JobOutcome(msgspec.Struct, frozen=True):
     folder: str
     entry: BoardEntry
-    result: Result | None = None
+    result: TuningResult | None = None
 
 
 def read_outcome(folder: Path) -> JobOutcome | None:
@@ -45,40 +45,40 @@ def read_outcome(folder: Path) -> JobOutcome | None:
     entry = read_entry(folder)
     if entry is None:
         return None
-    result = read_json(folder / RESULT, Result) if entry.phase is Phase.DONE else None
+    result = read_json(folder / RESULT, TuningResult) if entry.phase is JobPhase.DONE else None
     return JobOutcome(str(folder), entry, result)
 
 
-def render(outcomes: Sequence[JobOutcome], *, now: float) -> list[str]:
+def format_report(outcomes: Sequence[JobOutcome], *, now: float) -> list[str]:
     due = [one.entry for one in outcomes if one.entry.deadline_at is not None]
     over = [entry for entry in due if entry.phase.is_over]
-    met = sum(entry.in_time(now) is True for entry in over)
-    head = count(len(outcomes), "tuning job")
+    met = sum(entry.meets_deadline(now) is True for entry in over)
+    head = format_count(len(outcomes), "tuning job")
     if due:
-        head += f" · {met} of {count(len(over), 'deadline')} met"
+        head += f" · {met} of {format_count(len(over), 'deadline')} met"
         head += f", {len(due) - len(over)} not over yet" if len(over) < len(due) else ""
     targets = [one.result for one in outcomes if one.result is not None and one.result.reach is not None]
     if targets:
         reached = sum(result.iterations_to_accuracy is not None for result in targets)
-        head += f" · {reached} of {count(len(targets), 'target')} reached"
+        head += f" · {reached} of {format_count(len(targets), 'target')} reached"
     lines = [head]
     for one in outcomes:
-        lines += ["", *_job(one, now=now)]
+        lines += ["", *_format_job(one, now=now)]
     return lines
 
 
-def facts(outcome: JobOutcome, *, now: float) -> dict[str, Any]:
+def job_outcome_to_json(outcome: JobOutcome, *, now: float) -> dict[str, Any]:
     entry = outcome.entry
     return {
-        "folder": outcome.folder, "in_time": entry.in_time(now), "why": "; ".join(why(outcome)),
+        "folder": outcome.folder, "in_time": entry.meets_deadline(now), "why": "; ".join(explain_outcome(outcome)),
         "job": msgspec.to_builtins(entry), "result": msgspec.to_builtins(outcome.result),
     }  # fmt: skip
 
 
-def why(outcome: JobOutcome) -> list[str]:
+def explain_outcome(outcome: JobOutcome) -> list[str]:
     """Return how a finished job spent its time, or why a job waits or failed."""
     entry, result = outcome.entry, outcome.result
-    if entry.phase is not Phase.DONE or entry.ended_at is None:
+    if entry.phase is not JobPhase.DONE or entry.ended_at is None:
         return entry.why.splitlines()
     started = entry.started_at if entry.started_at is not None else entry.submitted_at
     waited_s, ran_s = max(0.0, started - entry.submitted_at), max(0.0, entry.ended_at - started)
@@ -90,14 +90,16 @@ def why(outcome: JobOutcome) -> list[str]:
     if loading_s:
         said[0] += f", and {show_seconds(loading_s)} for its model to load"
     devices = len(entry.devices) or (result.devices if result is not None else 0)
-    on = f" on {count(devices, 'device')}" if devices else ""
+    on = f" on {format_count(devices, 'device')}" if devices else ""
     parts = [f"{show_seconds(bank_s)} with the prompt bank"] if spent and bank_s >= 0.01 * ran_s else []
     if result is not None and result.iterations:
-        parts.append(f"{count(result.iterations, 'iteration')} of {show_seconds(iterating_s / result.iterations)}")
+        parts.append(
+            f"{format_count(result.iterations, 'iteration')} of {show_seconds(iterating_s / result.iterations)}"
+        )
     parts += [f"{show_seconds(evaluating_s)} of evaluations"] if spent and evaluating_s >= 0.01 * ran_s else []
     said.append(f"ran {show_seconds(ran_s)}{on}" + (f": {', '.join(parts)}" if parts else ""))
     if entry.restarts:
-        said.append(f"was started again {count(entry.restarts, 'time')}, from its last checkpoint")
+        said.append(f"was started again {format_count(entry.restarts, 'time')}, from its last checkpoint")
         if lost_s >= 1.0:
             said[-1] += f"; {show_seconds(lost_s)} were lost between its starts"
     if entry.deadline_at is not None and entry.ended_at > entry.deadline_at:
@@ -114,11 +116,14 @@ def why(outcome: JobOutcome) -> list[str]:
     return said
 
 
-def _job(one: JobOutcome, *, now: float) -> list[str]:
+def _format_job(one: JobOutcome, *, now: float) -> list[str]:
     entry, result = one.entry, one.result
-    lines = [f"  {entry.name}   {_describe_job_outcome(entry, now=now)}", *(f"    {line}" for line in why(one))]
+    lines = [
+        f"  {entry.name}   {_describe_job_outcome(entry, now=now)}",
+        *(f"    {line}" for line in explain_outcome(one)),
+    ]
     if result is not None:
-        lines += [f"    {line}" for line in _result_lines(result)]
+        lines += [f"    {line}" for line in _format_result(result)]
         lines.append(f"    adapter  {one.folder} (for peft.PeftModel.from_pretrained)")
     return lines
 
@@ -126,15 +131,16 @@ def _job(one: JobOutcome, *, now: float) -> list[str]:
 def _describe_job_outcome(entry: BoardEntry, *, now: float) -> str:
     if not entry.phase.is_over:
         return f"{entry.phase.value}, {entry.iteration}/{entry.iterations} iterations"
-    if entry.phase is not Phase.DONE or entry.ended_at is None:
+    if entry.phase is not JobPhase.DONE or entry.ended_at is None:
         return f"{entry.phase.value}: no tuned prompt"
-    ended = f"done at {clock(entry.ended_at, now=now)}"
+    ended = f"done at {format_time_of_day(entry.ended_at, now=now)}"
     if entry.deadline_at is None:
         return ended
-    return f"{ended}, {ended_by(entry.deadline_at - entry.ended_at)} (deadline {clock(entry.deadline_at, now=now)})"
+    deadline = format_time_of_day(entry.deadline_at, now=now)
+    return f"{ended}, {format_margin(entry.deadline_at - entry.ended_at)} (deadline {deadline})"
 
 
-def _result_lines(result: Result) -> list[str]:
+def _format_result(result: TuningResult) -> list[str]:
     reached = result.iterations_to_accuracy
     if result.end == "diverged":
         how = "its loss is NaN or infinite; set a smaller learning_rate"
@@ -152,11 +158,11 @@ def _result_lines(result: Result) -> list[str]:
         how += f"; ranks exchanged gradients for {result.communication_share:.0%} of that time"
     return [
         f"held out: {measured}; {how}",
-        f"began as {_short(result.initial)} from {result.initial_from}",
-        f"reads as {_short(result.text)}",
+        f"began as {_shorten(result.initial)} from {result.initial_from}",
+        f"reads as {_shorten(result.text)}",
     ]
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     shown = " ".join(text.split())
     return repr(shown if len(shown) <= _LONGEST_TEXT else shown[: _LONGEST_TEXT - 1] + "…")

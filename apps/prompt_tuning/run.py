@@ -21,13 +21,19 @@ import msgspec
 
 import stoker
 from stoker import console
-from stoker.apps.common.calls import INTERRUPTED, Stopped, format_session_line, poll_call_progress, stop_on_signals
-from stoker.apps.common.command_line import count
+from stoker.apps.common.calls import (
+    INTERRUPTED,
+    StoppedBySignal,
+    format_session_line,
+    poll_call_progress,
+    raise_on_signals,
+)
+from stoker.apps.common.command_line import format_count
 from stoker.apps.prompt_tuning import report
-from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, Display, Phase, SubmissionOptions, open_job_display
+from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, JobDisplay, JobPhase, SubmissionOptions, open_job_display
 from stoker.apps.prompt_tuning.functions import build_bank
 from stoker.apps.prompt_tuning.serving import add_prompt_to_models_file, check_prompt_can_be_served
-from stoker.apps.prompt_tuning.submit import CheckedJob, check, limit_gang_to_batch, recipe_of
+from stoker.apps.prompt_tuning.submit import CheckedJob, check_job, limit_gang_to_batch, make_tuning_recipe
 from stoker.apps.prompt_tuning.watch import SessionReader, SubmittedJob
 from stoker.config import Site, load_site, with_default_policy
 from stoker.console import Screen
@@ -44,47 +50,47 @@ POLICY = "prompt-tuner"
 _LOOK_EVERY_S = 0.5
 
 Submission = tuple[str, list[str], str]
-"""The message of a detached process: the session's id, the run folders, and an error."""
+"""The message from a detached process to its parent: the session's id, the run folders, and an error."""
 Submitted = Callable[[str, Sequence[str]], None]
 """A function that receives the session's id and the run folders."""
 
 
-def submit(
+def submit_and_wait(
     files: Sequence[Path], options: SubmissionOptions, *, screen: Screen, json: bool, submitted: Submitted | None = None
 ) -> int:
-    """Return 0; 1 if a job has no result; 130 after Ctrl-C. `submitted`: called when all jobs are submitted."""
+    """Return the exit status: 0, 1 if a job has no result, 130 after Ctrl-C. `submitted`: called after submission."""
     readies = check_jobs(files, options)
     site = None if options.session else choose_tuning_site(options.site)
     with contextlib.ExitStack() as stack:
-        jobs = [_open(stack, name, ready, options) for name, ready in readies.items()]
-        stack.enter_context(stop_on_signals())
+        jobs = [_open_job(stack, name, ready, options) for name, ready in readies.items()]
+        stack.enter_context(raise_on_signals())
         try:
             with stoker.load(site, session=options.session or None, progress=False) as session:
-                for line in headline(session, jobs):
+                for line in format_headline(session, jobs):
                     screen.line(line)
                 for job in jobs:
-                    late = options.late if _is_due(job.ready) else SubmissionOptions().late
-                    job.submit(session=session.id, gang=options.gang, late=late, bank=options.bank)
+                    late = options.late if _has_deadline(job.ready) else SubmissionOptions().late
+                    job.submit_to_session(session=session.id, gang=options.gang, late=late, bank=options.bank)
                 if submitted is not None:
                     submitted(session.id, [str(job.folder.path) for job in jobs])
-                with open_job_display(screen, drops=options.late == "drop", json=json) as shown:
+                with open_job_display(screen, drops_late_jobs=options.late == "drop", json=json) as shown:
                     follow_jobs(jobs, session, shown)
-        except Stopped:
+        except StoppedBySignal:
             for job in jobs:
-                job.stop("stopped by its submitter")
+                job.record_stop("stopped by its submitter")
             screen.line()
             screen.line("stopped: checkpoints are kept; to continue from the checkpoints, run:")
-            left = [file for file, job in zip(files, jobs, strict=True) if job.entry.phase is not Phase.DONE]
-            screen.line(f"  {restart_command(left, options)}")
+            left = [file for file, job in zip(files, jobs, strict=True) if job.entry.phase is not JobPhase.DONE]
+            screen.line(f"  {format_restart_command(left, options)}")
             return INTERRUPTED
         except BaseException as error:
             for job in jobs:
-                job.stop(f"its submitter failed: {error}")
+                job.record_stop(f"its submitter failed: {error}")
             raise
-    return _finish(jobs, options, screen=screen, json=json)
+    return _report_and_serve(jobs, options, screen=screen, json=json)
 
 
-def restart_command(files: Sequence[Path], options: SubmissionOptions) -> str:
+def format_restart_command(files: Sequence[Path], options: SubmissionOptions) -> str:
     plain = SubmissionOptions()
     words = list(map(str, files))
     for name in ("site", "session", "late", "out", "serve", "models"):
@@ -105,10 +111,10 @@ def check_jobs(files: Sequence[Path], options: SubmissionOptions) -> dict[str, C
         if name in readies:
             raise ConfigError.in_file(file, f"two jobs are called {name}; give one of them another `name`", key="name")
         limit_gang_to_batch(job, options.gang)
-        readies[name] = check(job)
+        readies[name] = check_job(job)
         if options.serve:
             check_prompt_can_be_served(options, readies[name])
-    if options.late == "drop" and not any(map(_is_due, readies.values())):
+    if options.late == "drop" and not any(map(_has_deadline, readies.values())):
         raise ConfigError(
             f"{', '.join(map(str, files))}: --late drop has no effect on jobs without a deadline; give one of them"
             " [until] slo or deadline, or leave out --late",
@@ -117,40 +123,40 @@ def check_jobs(files: Sequence[Path], options: SubmissionOptions) -> dict[str, C
     return readies
 
 
-def _is_due(ready: CheckedJob) -> bool:
+def _has_deadline(ready: CheckedJob) -> bool:
     until = ready.job.until
     return bool(until.slo_s or until.deadline)
 
 
-def follow_jobs(jobs: Sequence[SubmittedJob], session: Session, shown: Display) -> None:
+def follow_jobs(jobs: Sequence[SubmittedJob], session: Session, shown: JobDisplay) -> None:
     asker = SessionReader(session)
     try:
         while True:
-            picture = asker.ask()
+            picture = asker.read_picture()
             for job in jobs:
-                job.refresh(picture)
+                job.update_state(picture)
                 if job.unwritten:
-                    shown.tell(f"{job.entry.name}: {job.unwritten}; Stoker retries until it works")
-            shown.show([job.entry for job in jobs])
+                    shown.show_once(f"{job.entry.name}: {job.unwritten}; Stoker retries until it works")
+            shown.show_jobs([job.entry for job in jobs])
             left = [job.future for job in jobs if job.future is not None and not job.entry.phase.is_over]
             if not left:
                 return
             running = [future for future in left if not future.done()]
             if running:
                 concurrent.futures.wait(running, timeout=_LOOK_EVERY_S, return_when=concurrent.futures.FIRST_COMPLETED)
-            else:  # all calls have ended, but a result was not written
+            else:  # all calls have ended; retry later to write their results
                 time.sleep(_LOOK_EVERY_S)
     finally:
         asker.close()
 
 
-def headline(session: Session, jobs: Sequence[SubmittedJob]) -> Iterator[str]:
+def format_headline(session: Session, jobs: Sequence[SubmittedJob]) -> Iterator[str]:
     """Yield the first output lines, with a note if the policy ignores deadlines."""
     yield format_session_line(session)
     models = {Path(job.ready.recipe.name).name for job in jobs}
-    yield f"prompt tuning · {count(len(jobs), 'job')} · {', '.join(sorted(models))}"
+    yield f"prompt tuning · {format_count(len(jobs), 'job')} · {', '.join(sorted(models))}"
     policy = policy_of(session) or "the default policy"
-    if any(_is_due(job.ready) for job in jobs) and POLICY not in policy:
+    if any(_has_deadline(job.ready) for job in jobs) and POLICY not in policy:
         yield (
             f"  {policy} does not support deadlines: jobs run in the order of submission."
             f' Write [policy] name = "{POLICY}" in the site file'
@@ -160,7 +166,7 @@ def headline(session: Session, jobs: Sequence[SubmittedJob]) -> Iterator[str]:
             yield f"  {job.entry.name} continues {job.folder.path}"
 
 
-def _open(stack: contextlib.ExitStack, name: str, ready: CheckedJob, options: SubmissionOptions) -> SubmittedJob:
+def _open_job(stack: contextlib.ExitStack, name: str, ready: CheckedJob, options: SubmissionOptions) -> SubmittedJob:
     folder = open_run(
         options.out, app=APP, parameters={"job": ready.digest, "name": name}, fresh=options.fresh,
         prefix="".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name),
@@ -183,21 +189,21 @@ def choose_tuning_site(given: str) -> Site | str | None:
     return (given or None) if decided is site else decided
 
 
-def _finish(jobs: Sequence[SubmittedJob], options: SubmissionOptions, *, screen: Screen, json: bool) -> int:
+def _report_and_serve(jobs: Sequence[SubmittedJob], options: SubmissionOptions, *, screen: Screen, json: bool) -> int:
     found = [one for job in jobs if (one := report.read_outcome(job.folder.path)) is not None]
-    done = all(job.entry.phase is Phase.DONE for job in jobs)
+    done = all(job.entry.phase is JobPhase.DONE for job in jobs)
     served, error = None, None
     if options.serve and done:
         try:
             served = add_prompt_to_models_file(options, jobs[0].ready, adapter=jobs[0].folder.path)
-        except ConfigError as why:  # report the result first
+        except ConfigError as why:  # raise the error after the report of the results
             error = why
     if json:
         said = {"served": msgspec.to_builtins(served)} if options.serve else {}
-        screen.json({"jobs": [report.facts(one, now=time.time()) for one in found], **said})
+        screen.json({"jobs": [report.job_outcome_to_json(one, now=time.time()) for one in found], **said})
     else:
         screen.line()
-        for line in report.render(found, now=time.time()):
+        for line in report.format_report(found, now=time.time()):
             screen.line(line)
     if served is not None:
         screen.line()
@@ -209,7 +215,7 @@ def _finish(jobs: Sequence[SubmittedJob], options: SubmissionOptions, *, screen:
 
 
 def submit_detached(files: Sequence[Path], options: SubmissionOptions, *, json: bool) -> int:
-    """Submit jobs from a detached process. Return 0 once the jobs are submitted. Raises the errors of `submit`."""
+    """Submit jobs from a detached process. Return 0 once they are submitted. Raises the errors of `submit_and_wait`."""
     check_jobs(files, options)
     log = options.out / f"submitted-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     try:
@@ -237,7 +243,7 @@ def submit_detached(files: Sequence[Path], options: SubmissionOptions, *, json: 
     if json:
         console.json({"session": session, "folders": folders, "pid": child, "log": str(log)})
         return 0
-    jobs = count(len(folders), "job")
+    jobs = format_count(len(folders), "job")
     console.line(f"{jobs} submitted to session {session}; a process here (pid {child}) waits for them")
     console.lines(f"  {folder}" for folder in folders)
     where = "" if options.out == SubmissionOptions().out else f" {options.out}"
@@ -254,27 +260,31 @@ def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int
     try:
         with os.fdopen(pipe, "wb") as out:
 
-            def tell(session: str, folders: Sequence[str], error: str = "") -> None:
+            def report_to_parent(session: str, folders: Sequence[str], error: str = "") -> None:
                 if not out.closed:
                     out.write(msgspec.json.encode([session, folders, error]))
                     out.close()
 
             try:
-                code = submit(files, options, screen=Screen(terminal=False), json=False, submitted=tell)
+                code = submit_and_wait(
+                    files, options, screen=Screen(terminal=False), json=False, submitted=report_to_parent
+                )
             except BaseException as error:
                 console.error(f"{type(error).__name__}: {error}")
-                tell("", [], str(error) or type(error).__name__)
+                report_to_parent("", [], str(error) or type(error).__name__)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:
+def add_prompts_to_bank(
+    file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool
+) -> int:
     """Add candidate prompts to a model's bank, and return 0. Raises StokerError for the bank of another model."""
     files = [SHIPPED_PROMPTS] if file is None else [SHIPPED_PROMPTS, file]
     every = {one.key: one for each in files for one in read_candidates(each)}
-    recipe, identity = recipe_of(model)
+    recipe, identity = make_tuning_recipe(model)
     place = BankPlace.of(identity, folder=options.bank or "")
     site = None if options.session else choose_tuning_site(options.site)
     with stoker.load(site, session=options.session or None, progress=False) as session:

@@ -33,7 +33,7 @@ def check_prompt_can_be_served(options: SubmissionOptions, ready: CheckedJob) ->
     folder = options.models.parent
     if not folder.is_dir():
         raise ConfigError.in_file(folder, f"no such folder, so --models {options.models} cannot be written")
-    _find_or_add_base_model(_read(options.models), options, ready)
+    _find_or_add_base_model(_read_or_empty(options.models), options, ready)
 
 
 def add_prompt_to_models_file(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) -> ServedPrompt:
@@ -43,11 +43,11 @@ def add_prompt_to_models_file(options: SubmissionOptions, ready: CheckedJob, *, 
         with file.open("a+", encoding="utf-8") as opened:
             with contextlib.suppress(OSError):  # the file system does not support locks
                 fcntl.flock(opened, fcntl.LOCK_EX)
-            before = _read(file)
+            before = _read_or_empty(file)
             base, text = _find_or_add_base_model(before, options, ready)
             folder, there = file.absolute().parent, adapter.absolute()
             entry = {"base": base, "adapter": str(there.relative_to(folder) if there.is_relative_to(folder) else there)}
-            text += _table(options.serve, entry, after=text)
+            text += _format_models_table(options.serve, entry, after=text)
             parse_models(text, file=str(file), folder=folder)
             opened.write(text.removeprefix(before))
     except OSError as error:
@@ -72,22 +72,24 @@ def _find_or_add_base_model(text: str, options: SubmissionOptions, ready: Checke
     base = shown_name(model)
     while base in models or base == name:
         base += "-base"
-    return base, text + _table(base, {"path": os.path.abspath(model) if Path(model).exists() else model}, after=text)
+    return base, text + _format_models_table(
+        base, {"path": os.path.abspath(model) if Path(model).exists() else model}, after=text
+    )
 
 
-def _table(name: str, settings: dict[str, str], *, after: str) -> str:
+def _format_models_table(name: str, settings: dict[str, str], *, after: str) -> str:
     """Return a TOML table that the caller appends to a models file. `after`: the text of the file."""
-    key = name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _quoted(name)
-    lines = [f"[models.{key}]", *(f"{each} = {_quoted(value)}" for each, value in settings.items())]
+    key = name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _quote_toml_text(name)
+    lines = [f"[models.{key}]", *(f"{each} = {_quote_toml_text(value)}" for each, value in settings.items())]
     gap = "" if not after else "\n" if after.endswith("\n") else "\n\n"
     return gap + "\n".join(lines) + "\n"
 
 
-def _quoted(text: str) -> str:
+def _quote_toml_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)  # the escapes of JSON are valid in TOML
 
 
-def _read(file: Path) -> str:
+def _read_or_empty(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:

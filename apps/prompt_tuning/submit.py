@@ -39,7 +39,7 @@ _PROMPT_TOKENS = 32
 
 
 class CheckedJob(msgspec.Struct, frozen=True):
-    """A job that has passed all checks that do not need the model."""
+    """A job that passed every check that is possible without loading the model."""
 
     job: Job
     samples: tuple[Sample, ...]
@@ -79,22 +79,22 @@ def tune(
         RecipeError: for a missing model.
         SessionError: without a loaded site.
     """
-    ready = check(job if isinstance(job, Job) else read_job(job), samples=samples)
-    app, order = call_of(ready, gang=gang, late=late, bank=bank)
+    ready = check_job(job if isinstance(job, Job) else read_job(job), samples=samples)
+    app, order = make_tuning_call(ready, gang=gang, late=late, bank=bank)
     return app(order)
 
 
-def check(job: Job, *, samples: Sequence[Sample] | None = None) -> CheckedJob:
+def check_job(job: Job, *, samples: Sequence[Sample] | None = None) -> CheckedJob:
     """Check a job, and return it with its data and model. Raises the errors of `tune`."""
     job.refuse_past_deadline(now_s=time.time())
     given = read_samples(job.data) if samples is None else tuple(samples)
     parts = split(given, data=job.data, seed=job.training.seed)
     refuse_unreachable(job, [sample.target for sample in parts.evaluation])
-    recipe, identity = recipe_of(job.model, devices=job.devices)
+    recipe, identity = make_tuning_recipe(job.model, devices=job.devices)
     return CheckedJob(job, given, recipe, identity)
 
 
-def call_of(
+def make_tuning_call(
     ready: CheckedJob,
     *,
     gang: int | tuple[int, int] = (1, DEVICES),
@@ -112,12 +112,12 @@ def call_of(
     order = Order(job=job, samples=ready.samples, bank=place, slo_s=slo_s, start=start)
     app = tune_prompt.with_options(
         context=ready.recipe, deadline=slo_s or None, late=late, gang=limit_gang_to_batch(job, gang),
-        features=_features(order),
+        features=_estimate_features(order),
     )  # fmt: skip
     return app, order
 
 
-def recipe_of(model: str, *, devices: int = 1) -> tuple[Recipe, str]:
+def make_tuning_recipe(model: str, *, devices: int = 1) -> tuple[Recipe, str]:
     # Models cannot be tuned in vLLM, so use the transformers engine.
     recipe = model_recipe(language_model, model, engine="transformers", preload=PRELOAD, devices=devices)
     return recipe, model_digest_or_name(recipe, model)
@@ -134,7 +134,7 @@ def limit_gang_to_batch(job: Job, gang: int | tuple[int, int]) -> tuple[int, int
     return least, max(least, min(largest, most))
 
 
-def _features(order: Order) -> Features:
+def _estimate_features(order: Order) -> Features:
     job = order.job
     letters = sum(len(sample.input) + len(sample.target) for sample in order.samples) / len(order.samples)
     prompt = job.prompt.virtual_tokens or len(job.prompt.initial) / _LETTERS_PER_TOKEN or _PROMPT_TOKENS

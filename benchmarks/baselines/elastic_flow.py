@@ -134,7 +134,7 @@ class ElasticFlow(InRounds):
         return [
             Unload(library.id, "its job has ended or goes on with another size, and nothing is kept")
             for library in view.libraries.values()
-            if library.usable and not library.held and replicas.place_of(library.devices) not in kept
+            if library.is_usable and not library.held and replicas.place_of(library.devices) not in kept
         ]
 
     def _begin(self, view: View) -> list[Action]:

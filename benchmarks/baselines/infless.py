@@ -141,7 +141,7 @@ class Infless(InRounds):
 
     def _serve(self, view: View, context: Context) -> list[Action]:
         kept, plan = self._kept(), list[Action]()
-        alive = [x for x in context.libraries.values() if x.usable and replicas.place_of(x.devices) not in kept]
+        alive = [x for x in context.libraries.values() if x.is_usable and replicas.place_of(x.devices) not in kept]
         stock = _Stock(
             sorted((x for x in alive if replicas.is_free(x)), key=lambda x: (-x.used_at, x.id)),
             [x for x in alive if x.state is LibraryState.LOADING],
@@ -243,7 +243,7 @@ class Infless(InRounds):
         wants = self._traffic[context.recipe.key].wanted_instances(view.now)
         if wants:
             self._again = min(self._again, view.now + _LOOK_AGAIN_S)
-        alive = {replicas.place_of(x.devices): x for x in context.libraries.values() if x.usable}
+        alive = {replicas.place_of(x.devices): x for x in context.libraries.values() if x.is_usable}
         kept, plan = self._kept(), list[Action]()
         crews = [places for id, places in self._crews.items() if view.calls[id].group.context is context]
         lacks = wants - len(alive) - sum(place not in alive for places in crews for place in places)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from stoker.manager.core import seams
 from stoker.manager.core.nouns import Call, Context, Device, Gang, Library, LibraryState
-from stoker.manager.core.per_context import LEAST_S, work_of
+from stoker.manager.core.per_context import SHORTEST_MEASUREMENT_S, amount_of_work
 from stoker.manager.core.seams import Action, Load, Policies, Provisioning, Timer, View
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.provisioning import KeepBlocks
@@ -34,7 +34,7 @@ class InRounds(Quiet):
     def pull(self, view: View, library: Library) -> int | Sequence[Action]:  # noqa: ARG002
         return 0
 
-    def dry(self, view: View, library: Library) -> Sequence[Action]:  # noqa: ARG002
+    def out_of_calls(self, view: View, library: Library) -> Sequence[Action]:  # noqa: ARG002
         return ()
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
@@ -50,14 +50,14 @@ class ByOrder(WholeDevice):
         hopeless = self.hopeless_gangs(view, context)
         if hopeless:
             return (*hopeless, Timer(view.now + self.ask_again_s, context.recipe.key))
-        if any(library.usable for library in context.libraries.values()) or self.places(view, context):
+        if any(library.is_usable for library in context.libraries.values()) or self.places(view, context):
             return (Timer(view.now + self.ask_again_s, context.recipe.key),)
         return [action for action in super().wanted(view, context) if isinstance(action, Timer | seams.FailWaiting)]
 
     def places(self, view: View, context: Context) -> list[tuple[Device, ...]]:
         """Return devices where a replica can load, on the fullest nodes first, to keep whole nodes free."""
-        alive = any(library.usable for library in context.libraries.values())
-        return list(self.open_places(view, context, desperate=not alive))
+        alive = any(library.is_usable for library in context.libraries.values())
+        return list(self.open_places(view, context, ignores_failed_loads=not alive))
 
     def preference(self, context: Context, device: Device) -> tuple[float, ...]:  # noqa: ARG002
         return (sum(not other.libraries for other in device.pilot.devices.values()),)
@@ -84,13 +84,13 @@ def library_at(view: View, context: Context, place: Place) -> Library | None:
     pilot = view.pilots.get(place[0])
     device = pilot.devices.get(place[1][0]) if pilot is not None else None
     for library in device.libraries.values() if device is not None else ():
-        if library.context is context and library.usable:
+        if library.context is context and library.is_usable:
             return library
     return None
 
 
 def is_free(library: Library) -> bool:
-    return library.state is LibraryState.READY and not library.held and not library.zombies
+    return library.state is LibraryState.READY and not library.held and not library.withdrawn_calls
 
 
 def send(call: Call, libraries: Sequence[Library]) -> Action:
@@ -113,13 +113,13 @@ def starts_in_s(call: Call, *, size: int) -> float:
 def item_times_s(call: Call) -> dict[int, float] | None:
     """Return the seconds of all items by number of replicas; None before the first measurement."""
     smallest, largest = call.group.options.gang
-    paces, work = call.group.context.paces, work_of(call.spec.features)
+    paces, work = call.group.context.paces, amount_of_work(call.spec.features)
     times: dict[int, float] = {}
     for size in range(max(1, smallest), largest + 1):
-        seconds = paces.bound_s(size, work) if largest > 1 else call.group.cost.run_s or None
+        seconds = paces.max_seconds(size, work) if largest > 1 else call.group.cost.run_s or None
         if seconds is None:
             return None
-        times[size] = max(LEAST_S, seconds - (paces.meet_s if largest > 1 and size > 1 else 0.0))
+        times[size] = max(SHORTEST_MEASUREMENT_S, seconds - (paces.meet_s if largest > 1 and size > 1 else 0.0))
     return times
 
 
@@ -136,4 +136,4 @@ def share_left(view: View, call: Call) -> float:
         times = item_times_s(call)
         if times and times.get(size):
             done += max(0.0, view.now - at) / times[size] * total
-    return max(_ANY_MOMENT, call.group.context.paces.share_left(features, done / total, learn=False))
+    return max(_ANY_MOMENT, call.group.context.paces.max_share_left(features, done / total, uses_ended_calls=False))

@@ -40,7 +40,7 @@ class OneLine(InRounds):
     def serve_order(self, view: View, context: Context) -> Sequence[Library]:  # noqa: ARG002
         return ()
 
-    def rests(self, view: View) -> bool:  # noqa: ARG002
+    def may_skip_rounds(self, view: View) -> bool:  # noqa: ARG002
         return True
 
 

@@ -24,8 +24,8 @@ from benchmarks.tables import Bar, Line, Table
 from stoker.apps.common.calls import run_calls
 from stoker.apps.fact_verification import options as facts
 from stoker.apps.fact_verification.functions import Question, verify
-from stoker.apps.fact_verification.options import VerificationOptions, choose_prompts, read_claims, sample_claims
-from stoker.apps.fact_verification.run import make_recipe, plan
+from stoker.apps.fact_verification.options import VerificationOptions, choose_prompts, draw_claims, read_claims
+from stoker.apps.fact_verification.run import make_recipe, plan_missing_calls
 from stoker.contexts.causal_lm import causal_lm, default_model
 from stoker.sessions import facts_of
 
@@ -138,8 +138,9 @@ class Runner:
 def infer_alone(limit: int) -> dict[str, float]:
     """Make the calls of a run on loaded slots."""
     options = VerificationOptions(limit=limit)
-    claims = sample_claims(read_claims(options.claims_path), limit=options.limit, seed=options.seed)
-    calls = plan(choose_prompts(options, claims), claims, {}, batch_size=options.batch_size)  # type: ignore[arg-type]
+    claims = draw_claims(read_claims(options.claims_path), limit=options.limit, seed=options.seed)
+    prompts = choose_prompts(options, claims)
+    calls = plan_missing_calls(prompts, claims, {}, batch_size=options.batch_size)  # type: ignore[arg-type]
     questions = [
         Question(
             number=number, prefix=prompt.prefix, texts=tuple(map(prompt.fill, batch)), words=prompt.words,

@@ -26,12 +26,12 @@ from benchmarks.starting import keep_state_in
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import payloads
 from stoker.contexts.loading import ObjectPath
-from stoker.contexts.objects import object_of
+from stoker.contexts.objects import make_object_ref
 from stoker.contexts.recipe import Recipe
 from stoker.manager.cli.ask import Observer
-from stoker.manager.executor.client import Link
+from stoker.manager.executor.client import ClientLink
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.processes import make_folder
+from stoker.manager.executor.processes import create_session_folder
 from stoker.manager.factory import pilot_command
 from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol import show_status
@@ -188,13 +188,13 @@ def side(pilots: int, size: int, rate: str, parted: bool = False) -> dict[str, o
 def _measure(place: Path, network: Network, started: Started, *, pilots: int, size: int) -> dict[str, object]:
     folder = SessionFolder(place / "session")
     (place / "files").mkdir()
-    make_folder(folder)
+    create_session_folder(folder)
     manager = ["stoker.manager.main", "--session", str(folder.path), "--interface", network.address(HEAD)]
     started.append(_start(place, "manager", *manager))
     until(folder.file.exists, LIMIT_S, "the manager")
     started.append(_start(place, "seed", "stoker.pilot.transfer.seed", "--session", str(folder.path)))
     until((folder.path / SEED_FILE).exists, LIMIT_S, "the seed")
-    link = Link(folder)
+    link = ClientLink(folder)
     try:
         link.wait_joined(LIMIT_S)
         homes = [_start_pilot(place, folder, network, number, started) for number in range(1, pilots + 1)]
@@ -249,7 +249,7 @@ def _submission(place: Path, size: int) -> Submission:
         while size > 0:
             file.write(os.urandom(min(size, 1 << 22)))
             size -= 1 << 22
-    ref = object_of(path)
+    ref = make_object_ref(path)
     loader = payloads.dumps((_length, (ObjectPath(ref.name),), {}))
     recipe = Recipe(key=hashlib.sha256(loader).hexdigest()[:12], name="weights", loader=loader, objects=(ref,))
     blob = payloads.dumps((_sleep_with_argument, True))

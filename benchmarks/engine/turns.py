@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.harness import in_turns, run_side
 from benchmarks.tables import Bar, Line, Table
-from stoker.contexts.inference.adapter import work_of
+from stoker.contexts.inference.adapter import summarize_work
 from stoker.pilot.library.library_turns import LibraryTurns
 from stoker.protocol.ids import DeviceId, LibraryId
 
@@ -89,7 +89,7 @@ def _library(number: int, folder: str, _: int, iterations: int, ready: Barrier) 
 
     def begin() -> None:
         now = time.monotonic()
-        turns.publish(work_of(requests, now=now, accepted_requests=8, mean_output=50.0))
+        turns.publish(summarize_work(requests, now=now, accepted_requests=8, mean_output=50.0))
         turns.begin(due_at=now + 1.0, step_s=STEP_S)
 
     _compute(folder, number, iterations, begin)

@@ -53,7 +53,7 @@ class Starter:
         seconds = []
         for modules in (recipe.preload, ()):
             started = time.monotonic()
-            zygote, _ = self.zygotes.get(modules)
+            zygote, _ = self.zygotes.get_or_start(modules)
             ready = _wait_for(zygote, Preloaded)
             if ready.failed or ready.threads:
                 raise RuntimeError(f"the zygote is not fit to fork: {ready}")
@@ -68,19 +68,19 @@ class Starter:
         recipe = uses_torch_and_transformers(str(stamp))
         began = time.monotonic()
         library = LibraryProcess(number, folder=folder, log=log)
-        theirs = library.connect()
-        zygote, _ = self.zygotes.get(() if fresh else recipe.preload)
+        theirs = library.make_socket_pair()
+        zygote, _ = self.zygotes.get_or_start(() if fresh else recipe.preload)
         fork = Fork(
             library=number, entry="stoker.pilot.library.main:serve", log=log, folder=str(folder),
             environment={"STOKER_LIBRARY": str(number), "STOKER_PILOT": "bench"}, cores=(self.core,), threads=1,
             fresh=fresh,
         )  # fmt: skip
-        zygote.fork(fork, theirs)
-        told = connection.Settings(
+        zygote.fork_library(fork, theirs)
+        told = connection.LibrarySettings(
             pilot=PilotId("bench"), library=number, folder=str(folder), log=log, objects=str(folder), search_path=()
         )
-        library.send_bytes(connection.pack_raw(connection.encode_settings(told)))
-        library.send([Load(recipe=recipe, devices=(DeviceId("cpu:0"),), objects={})])
+        library.send_bytes(connection.pack_frame_body(connection.encode_settings(told)))
+        library.send_messages([Load(recipe=recipe, devices=(DeviceId("cpu:0"),), objects={})])
         _wait_until_loaded(library, log)
         library.close()
         _wait_for(zygote, Exited)
@@ -89,7 +89,7 @@ class Starter:
 
 def _wait_until_loaded(library: LibraryProcess, log: str) -> None:
     def is_loaded() -> bool:
-        messages, here = library.receive()
+        messages, here = library.receive_messages()
         if failed := [message for message in messages if isinstance(message, LoadFailed)]:
             raise RuntimeError(f"the loader failed: {failed[0].failure.message}")
         loaded = any(isinstance(message, Loaded) for message in messages)
@@ -102,7 +102,7 @@ def _wait_until_loaded(library: LibraryProcess, log: str) -> None:
 
 def _wait_for(zygote: Zygote, kind: type[T]) -> T:
     def said() -> list[T]:
-        messages = zygote.receive()
+        messages = zygote.receive_messages()
         if messages is None:
             raise RuntimeError(f"the zygote ended:\n{zygote.log.read_text()[-2000:]}")
         return [message for message in messages if isinstance(message, kind)]

@@ -129,7 +129,7 @@ def _exchange(_: Any, count: int, device: str, through: str) -> tuple[int, float
     import torch
 
     import stoker
-    from stoker.tuning.exchange import meet
+    from stoker.tuning.exchange import connect_ranks
 
     def exchanged() -> Any:
         own = torch.ones(count, device=device)
@@ -137,7 +137,7 @@ def _exchange(_: Any, count: int, device: str, through: str) -> tuple[int, float
             torch.cuda.synchronize()
         began = time.perf_counter()
         values = own.to(through)
-        exchange.sum(values)
+        exchange.sum_over_ranks(values)
         own.copy_(values)
         if device != "cpu":
             torch.cuda.synchronize()
@@ -146,7 +146,7 @@ def _exchange(_: Any, count: int, device: str, through: str) -> tuple[int, float
 
     seat = stoker.gang()
     took: list[float] = []
-    with meet(
+    with connect_ranks(
         rank=seat.rank, size=seat.size, rendezvous=seat.rendezvous, job="gpu", device=through, limit_s=30.0,
         listener=seat.listener, key=seat.key,
     ) as exchange:  # fmt: skip

@@ -119,7 +119,7 @@ class Models:
                 with stoker.stream(app, text, request.output) as stream:
                     async for _piece in stream:
                         here = [time.monotonic() - begun] * (1 + len(stream.take_arrived()))
-                        times.add(here, made=times.seen)
+                        times.record_tokens(here, made=times.seen)
                 times.output = times.seen or times.output  # An engine may end a text early.
             except (StokerError, asyncio.CancelledError) as error:
                 self.failed[type(error).__name__] += 1

@@ -23,8 +23,8 @@ from benchmarks.tables import row
 from stoker.errors import StokerError
 from stoker.manager.sim.world import SourceModel
 from stoker.manager.study.running import Tell, Workers
-from stoker.protocol.blocks import Rule
-from stoker.whole_files import draft_of
+from stoker.protocol.blocks import ProvisioningRule
+from stoker.whole_files import draft_file
 
 RELEASE = stoker.__version__
 DATA = ROOT.parent / "shared" / "data"
@@ -110,7 +110,7 @@ def run_tasks(do: Callable[[Case], Result], todo: Sequence[Case], *, jobs: int) 
         yield from ((place, do(task)) for place, task in enumerate(todo))
         return
     with Workers(partial(_run_task, do), count=min(jobs, len(todo))) as workers:
-        yield from workers.each(list(enumerate(todo)), hear=lambda *_: None)
+        yield from workers.iterate_results(list(enumerate(todo)), on_progress=lambda *_: None)
 
 
 def _run_task(do: Callable[[Case], Result], task: tuple[int, Case], tell: Tell) -> tuple[int, Result]:  # noqa: ARG001
@@ -129,13 +129,13 @@ def run_all(what: str, do: Callable[[Case], Result], todo: Sequence[Case], *, jo
 def fixed_source(name: str, kind: str, blocks: int, *, devices: int = 1) -> SourceModel:
     """Return a simulated source whose blocks all start at once."""
     return SourceModel(
-        name, kind, capacity=blocks, max_blocks=blocks, init_blocks=blocks, rule=Rule.FIXED, devices=devices
+        name, kind, capacity=blocks, max_blocks=blocks, init_blocks=blocks, rule=ProvisioningRule.FIXED, devices=devices
     )
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with draft_of(path) as draft:
+    with draft_file(path) as draft:
         draft.write_bytes(content)
 
 

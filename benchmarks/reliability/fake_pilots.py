@@ -21,7 +21,7 @@ from typing import Any
 import zmq
 
 from benchmarks.harness import side_options
-from stoker.dealer import Keys, open_socket
+from stoker.dealer import CurveKeys, open_socket
 from stoker.pilot.agent.agent import collect_unacknowledged_facts
 from stoker.pilot.core import commands, events
 from stoker.pilot.core.reactor import EventQueue, PilotCore
@@ -70,7 +70,7 @@ class FakePilot:
         self.outbox = Outbox()
         self.frame: list[FromPilot] = []
         self.over = False
-        self.socket = open_socket(context, name=name, keys=Keys(there.server_key, pair.public, pair.secret))
+        self.socket = open_socket(context, name=name, keys=CurveKeys(there.server_key, pair.public, pair.secret))
         self.socket.reconnect_ivl = 100
         self.socket.sndhwm = self.socket.rcvhwm = 0
         self.watch = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -85,26 +85,26 @@ class FakePilot:
         while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             found = True
             for message in _decode(self.socket.recv()).messages:
-                self.queue.handle(events.FromManager(message))
+                self.queue.handle_event(events.FromManager(message))
             if self.core.state.hello_is_due:
                 self.greet()
             self.flush()
         if found and self.core.state.leaving:
-            self.queue.handle(events.Tick())
+            self.queue.handle_event(events.Tick())
             self.flush()
         return found
 
     def greet(self) -> None:
         self.flush()
-        facts = collect_unacknowledged_facts(self.outbox.unacked())
-        self.queue.handle(events.HelloDue(facts, self.outbox.acknowledged, ()))
+        facts = collect_unacknowledged_facts(self.outbox.unacknowledged_frames())
+        self.queue.handle_event(events.HelloDue(facts, self.outbox.acknowledged, ()))
 
     def beat(self) -> None:
-        self.queue.handle(events.UsageMeasured(dict.fromkeys(self.libraries, _MB), {}, 0))
+        self.queue.handle_event(events.UsageMeasured(dict.fromkeys(self.libraries, _MB), {}, 0))
 
     def flush(self) -> None:
         if self.frame:
-            number = self.outbox.next()
+            number = self.outbox.take_next_number()
             frame = wire.encode(self.frame, sequence=number)
             self.frame = []
             self.outbox.keep(number, frame)
@@ -112,35 +112,37 @@ class FakePilot:
 
     def carry_out(self, command: commands.Command) -> None:
         match command:
-            case commands.Tell(message=message):
+            case commands.SendToManager(message=message):
                 self.frame.append(message)
             case commands.SendToLibrary(library=number, message=message):
                 self.tell(number, message)
             case commands.DropAcknowledgedFrames(sequence=sequence):
-                self.outbox.acked(sequence)
+                self.outbox.acknowledge(sequence)
             case commands.SendPieces(message=pieces):
                 self.socket.send(wire.encode([pieces]))
             case commands.SendHeartbeat(message=heartbeat):
                 self.socket.send(wire.encode([heartbeat]))
             case commands.SendHello(hello=hello):
                 self.socket.send(wire.encode([hello]))
-                for frame in self.outbox.unacked():
+                for frame in self.outbox.unacknowledged_frames():
                     self.socket.send(frame)
-            case commands.Prepare(ordered=ordered):
-                self.queue.handle(events.LibraryPrepared(ordered.library, free_disk_bytes=_LARGE))
+            case commands.PrepareLibrary(ordered=ordered):
+                self.queue.handle_event(events.LibraryPrepared(ordered.library, free_disk_bytes=_LARGE))
             case commands.PinObjects(library=number, objects=refs):
-                self.queue.handle(events.Pinned(number, {ref.name: ref.source for ref in refs}))
+                self.queue.handle_event(events.ObjectsPinned(number, {ref.name: ref.source for ref in refs}))
             case commands.StartProcess(ordered=ordered):
                 self.libraries[ordered.library] = {}
                 self.say(ordered.library, to_agent.Hello(ordered.library, 1), to_agent.Loaded(0.01, _MB, _MB))
             case commands.KillProcess(library=number):
                 self.die(number)
-            case commands.Observe(library=number):
-                self.queue.handle(
-                    events.Observed([events.Observation(number, [(call, 0.0) for call in self.running(number)])])
+            case commands.ObserveLibrary(library=number):
+                self.queue.handle_event(
+                    events.LibrariesObserved(
+                        [events.Observation(number, [(call, 0.0) for call in self.running(number)])]
+                    )
                 )
-            case commands.Leave():
-                self.queue.handle(events.Farewell())
+            case commands.ExitPilot():
+                self.queue.handle_event(events.Farewell())
                 self.over = True
 
     def tell(self, number: LibraryId, message: to_library.ToLibrary) -> None:
@@ -169,12 +171,12 @@ class FakePilot:
         return tuple(self.libraries.get(number, ()))[:1]
 
     def say(self, number: LibraryId, *messages: to_agent.ToAgent) -> None:
-        self.queue.handle(events.FromLibrary(number, messages))
+        self.queue.handle_event(events.FromLibrary(number, messages))
 
     def die(self, number: LibraryId, *, runs: bool = True) -> None:
         running = self.running(number) if runs else ()
         if self.libraries.pop(number, None) is not None:
-            self.queue.handle(events.ProcessEnded(number, running=running))
+            self.queue.handle_event(events.ProcessEnded(number, running=running))
 
     def end(self, number: LibraryId) -> None:
         calls = self.libraries.get(number)

@@ -21,14 +21,14 @@ import msgspec
 from benchmarks.reliability.fuzz_inputs import Target, value_of
 from stoker.config import format_site_toml, load_site, parse_site
 from stoker.contexts import manifest
-from stoker.contexts.objects import Published
+from stoker.contexts.objects import PublishedObjects
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, ProtocolError, SessionError, StokerError
 from stoker.manager.core.events import Event
-from stoker.manager.factory.batch import BatchTrouble
+from stoker.manager.factory.batch import BatchSystemError
 from stoker.manager.factory.condor_ads import parse_job_ads
 from stoker.manager.live import journal, lease
-from stoker.manager.live.records import scan
+from stoker.manager.live.records import read_records
 from stoker.pilot.library import connection
 from stoker.pilot.starter import main
 from stoker.pilot.starter.place import StartError, unpack
@@ -53,10 +53,11 @@ def targets(place: Path, *, seed: int) -> list[Target]:
         *_files(place), _manifests(), *_archives(place), *_transfers(chance),
         Target(
             "library's settings", connection.decode_settings, UNREADABLE,
-            [_pack(value_of(connection.Settings, chance)) for _ in range(8)],
+            [_pack(value_of(connection.LibrarySettings, chance)) for _ in range(8)],
         ),
         Target(
-            "job ads", lambda data: parse_job_ads(data.decode(errors="replace"), command="condor_q"), (BatchTrouble,),
+            "job ads", lambda data: parse_job_ads(data.decode(errors="replace"), command="condor_q"),
+            (BatchSystemError,),
             [json.dumps([{"ClusterId": 1, "ProcId": 0, "JobStatus": 5, "HoldReason": "x"}, {"ClusterId": 2}]).encode()],
         ),
     ]  # fmt: skip
@@ -80,7 +81,7 @@ def _messages(union: Any, chance: random.Random) -> list[bytes]:
 def _frames(chance: random.Random) -> list[Target]:
     readers: dict[str, tuple[Any, Any]] = {
         "manager, of a client": (wire.from_client_decoder, to_manager.FromClient),
-        "manager, of a pilot": (wire.from_pilot, to_manager.FromPilot),
+        "manager, of a pilot": (wire.from_pilot_decoder, to_manager.FromPilot),
         "pilot, of the manager": (wire.to_pilot_decoder, to_pilot.ToPilot),
         "client, of the manager": (wire.to_client_decoder, to_client.ToClient),
         "library, of the agent": (wire.to_library_decoder, to_library.ToLibrary),
@@ -105,7 +106,7 @@ def _with_hello(read: Callable[[bytes], object]) -> Callable[[bytes], object]:
 
 def _library_frames(chance: random.Random) -> Target:
     decode = wire.to_agent_decoder()
-    right = [connection.pack_raw(data) for data in _messages(to_agent.ToAgent, chance)]
+    right = [connection.pack_frame_body(data) for data in _messages(to_agent.ToAgent, chance)]
     right += [b"".join(right[start : start + 3]) for start in range(0, len(right) - 3, 3)]
 
     def read(data: bytes) -> None:
@@ -114,8 +115,8 @@ def _library_frames(chance: random.Random) -> Target:
             theirs.sendall(data[:100_000])
             theirs.close()
             reader = connection.FrameReader(ours)
-            while reader.fill(block=False):
-                while (frame := reader.next()) is not None:
+            while reader.receive_bytes(block=False):
+                while (frame := reader.next_frame()) is not None:
                     decode(frame)
 
     return Target("library's socket", read, (ProtocolError,), right, share=4)
@@ -160,9 +161,9 @@ def _transfers(chance: random.Random) -> list[Target]:
 
     def answer(ours: transfer.Channel, said: Any) -> None:
         for field in ("manifest", "have", "data"):
-            fetch._body(ours, said, field, most=1 << 20)
-        fetch._indices(said, 10)
-        meeting.answer(meeting.SeedMeetings(), said)
+            fetch._receive_body(ours, said, field, most=1 << 20)
+        fetch._announced_pieces(said, 10)
+        meeting.answer_report(meeting.SeedMeetings(), said)
 
     def header(data: bytes) -> None:
         receive(lambda theirs: struct.pack("!I", len(data)) + theirs._mac(0, data) + data + bytes(64), answer)
@@ -176,7 +177,7 @@ def _transfers(chance: random.Random) -> list[Target]:
             other.sendall(data[:_MOST_BYTES])
             other.shutdown(socket.SHUT_WR)
             with _Pair(fileno=one.detach()) as taken:
-                transfer.accept(taken, key=key, limits=limits)
+                transfer.accept_peer(taken, key=key, limits=limits)
 
     whole = [transfer.MAGIC + chance.randbytes(32), transfer.MAGIC + chance.randbytes(64)]
     framed = [struct.pack("!I", len(data)) + bytes(16) + data for data in right]
@@ -216,7 +217,7 @@ def _of_file(file: Path, read: Callable[[], object]) -> Callable[[bytes], object
 def _files(place: Path) -> list[Target]:
     folder, file = SessionFolder(place / "session"), "file-" + "0" * 64
     objects, site = place / "objects", place / "site.toml"
-    folder.make()
+    folder.create_folders()
     objects.mkdir(exist_ok=True)
     held, results = folder.path / "manager.lease", place / "results.jsonl"
     sites = [text.encode() for text in _SITES]
@@ -237,11 +238,12 @@ def _files(place: Path) -> list[Target]:
                encoded(SessionFile("k3v9", wire.VERSION, "tcp://127.0.0.1:21000", "x" * 40))),
         Target("key file", _of_file(folder.key_file("client"), lambda: folder.read_key("client")), (SessionError,),
                encoded(KeyPair("p" * 40, "s" * 40))),
-        Target("lease", _of_file(held, lambda: lease.read(held)), (SessionError,),
+        Target("lease", _of_file(held, lambda: lease.read_lease(held)), (SessionError,),
                encoded(lease.LeaseHolder("n1", "m", 1, 2, "t"))),
         Target("site file's text", parse, (ConfigError,), [*sites, *written]),
         Target("site file", _of_file(site, lambda: load_site(site)), (ConfigError,), sites),
-        Target("published objects", _of_file(Published(objects)._file, lambda: Published(objects).find(file)), (),
+        Target("published objects",
+               _of_file(PublishedObjects(objects)._index_file, lambda: PublishedObjects(objects).find(file)), (),
                [published.encode() * 3]),
         Target("record log", _of_file(results, open_log), (StokerError,),
                [b'{"claim":1,"prompt":"a","answer":"yes"}\n{"claim":2,"prompt":"a"}\n']),
@@ -262,9 +264,9 @@ def _manifests() -> Target:
     ]
 
     def read(data: bytes) -> None:
-        manifest.pieces(manifest.decode(data))
+        manifest.group_into_pieces(manifest.decode_manifest(data))
 
-    return Target("manifest", read, (ValueError,), [manifest.encode(each) for each in right], share=4)
+    return Target("manifest", read, (ValueError,), [manifest.encode_manifest(each) for each in right], share=4)
 
 
 def _archives(place: Path) -> list[Target]:
@@ -291,7 +293,7 @@ def _archives(place: Path) -> list[Target]:
         Target("archive of an environment", unpack_one, (StartError, OSError),
                [gzip.compress(data, 1, mtime=0) for data in plain]),
         Target("archive's members", lambda data: unpack_one(gzip.compress(data, 0)), (StartError, OSError), plain),
-        Target("environment.json", _of_file(facts, lambda: main._read(facts)), (StartError,),
+        Target("environment.json", _of_file(facts, lambda: main._read_environment_facts(facts)), (StartError,),
                [json.dumps(environment).encode()]),
     ]  # fmt: skip
 
@@ -311,7 +313,7 @@ def _journals(chance: random.Random, place: Path) -> list[Target]:
         clear()
         made = journal.Journal(file)
         for number, event in enumerate(some):
-            made.write(float(number + 1), event)
+            made.add_event(float(number + 1), event)
         made.close()
         return file.read_bytes()
 
@@ -320,13 +322,13 @@ def _journals(chance: random.Random, place: Path) -> list[Target]:
     before = whole[: whole.index(_pack((1.0, events[0]))) - 8]
 
     def read() -> None:
-        for _ in scan(file):
+        for _ in read_records(file):
             pass
 
     def repair() -> None:
         try:
             journal.Journal(file).close()
-            for _ in scan(file):
+            for _ in read_records(file):
                 pass
         finally:
             clear()

@@ -18,10 +18,10 @@ from stoker.contexts.recipe import BARE, Recipe
 from stoker.manager.core import events
 from stoker.manager.core.reactor import Core
 from stoker.manager.policies import default_policies
-from stoker.manager.sim.validate import validate
+from stoker.manager.sim.validate import check_state
 from stoker.protocol import to_manager as say
 from stoker.protocol import wire
-from stoker.protocol.blocks import Rule, Source
+from stoker.protocol.blocks import ProvisioningRule, Source
 from stoker.protocol.calls import CallOptions, CallSpec, Features
 from stoker.protocol.ids import RecipeKey
 
@@ -44,7 +44,7 @@ class Session(Values):
         self.core = Core(SESSION, default_policies())
         self.now, self.pilots, self.is_strange = 0.0, 0, False
         self.give(events.SessionKept())
-        self.give(events.SessionDefined((Source("mine", Rule.OPPORTUNISTIC, most=3, keep_pending=2),)))
+        self.give(events.SessionDefined((Source("mine", ProvisioningRule.OPPORTUNISTIC, most=3, keep_pending=2),)))
         for name in ("ana", "bob"):
             self.tell(name, say.ClientHello(wire.VERSION, SESSION))
         self.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True))
@@ -177,10 +177,10 @@ def live(chance: random.Random, *, count: int) -> None:
         try:
             event()
             if number % VALIDATE_EVERY == 0:
-                validate(session.core.state)
+                check_state(session.core.state)
         except Exception as error:
             said = [cell.cell_contents for cell in event.__closure__ or ()]
             error.add_note(f"event {number}: {str(said)[:1500]}")
             raise
-        if session.core.state.ending:
+        if session.core.state.end_reason:
             session = Session(chance)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from benchmarks.reliability.fuzz_inputs import Values
 from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
 from stoker.pilot.core import events
-from stoker.pilot.core.commands import SendToLibrary, Tell
+from stoker.pilot.core.commands import SendToLibrary, SendToManager
 from stoker.pilot.core.reactor import PilotCore
 from stoker.pilot.core.state import PilotFacts
 from stoker.protocol import to_agent, to_pilot
@@ -41,10 +41,10 @@ _ORDER, _RUN, _SAID = map(inspect.type_info, (to_pilot.ToPilot, to_pilot.RunCall
 _OF_NODE = [
     inspect.type_info(kind)
     for kind in (
-        events.ProcessEnded, events.Observed, events.Pinned, events.ObjectArrived, events.ObjectLost,
+        events.ProcessEnded, events.LibrariesObserved, events.ObjectsPinned, events.ObjectArrived, events.ObjectLost,
         events.SourceFailed, events.CacheListed, events.LibraryPrepared, events.ProcessMade, events.LibraryBytesInvalid,
-        events.LibrarySocketClosed, events.ArgumentsFetched, events.Probed, events.DriverReported, events.UsageMeasured,
-        events.Tick, events.HelloDue,
+        events.LibrarySocketClosed, events.ArgumentsFetched, events.DeviceProbed, events.DriverReported,
+        events.UsageMeasured, events.Tick, events.HelloDue,
     )
 ]  # fmt: skip
 _OF_JOB = [inspect.type_info(kind) for kind in (events.ManagerAway, events.SignalReceived, events.ResourceLost)]
@@ -94,7 +94,7 @@ class Life(Values):
 
     def give(self, event: events.Event) -> None:
         for command in self.core.handle(event, self.now):
-            match command.message if isinstance(command, Tell | SendToLibrary) else None:
+            match command.message if isinstance(command, SendToManager | SendToLibrary) else None:
                 case told.CallsEnded(ends=ends):
                     self.left(end.call for end in ends)
                 case told.CallsReturned(calls=calls):
@@ -134,12 +134,12 @@ class Life(Values):
         if isinstance(message, to_pilot.RunCalls):
             new = [CallSpec(CallId(self.fresh + at), b"x") for at in range(chance.randrange(1, 4))]
             self.fresh += len(new)
-            if self.core.state.answered == self.core.state.hellos:
+            if self.core.state.answered_hello == self.core.state.hellos:
                 self.sent.update(spec.call for spec in new)
             return replace(message, calls=new, gang=None, offer=False)
         if isinstance(message, to_pilot.CancelCalls):
             library = self.core.state.libraries.get(message.library)
-            return replace(message, calls=tuple(library.held)[::2] if library is not None else ())
+            return replace(message, calls=tuple(library.held_calls)[::2] if library is not None else ())
         return to_pilot.HelloAgain(0) if isinstance(message, to_pilot.Exit | to_pilot.PilotRefused) else message
 
     def measured(self) -> events.DevicesMeasured:
@@ -159,7 +159,7 @@ def live(chance: random.Random, *, count: int) -> None:
         life.now += chance.choice((0.0, 0.001, 0.3, 3.0, 50.0))
         life.give(life.event())
         life.core.state.ledger.validate()
-        held = Counter(call for library in life.core.state.libraries.values() for call in library.held)
+        held = Counter(call for library in life.core.state.libraries.values() for call in library.held_calls)
         assert all(life.sent[call] >= number for call, number in held.items()), "a call came from nowhere"
     life.give(events.Farewell())
-    assert not any(library.held for library in life.core.state.libraries.values()), "a call is left behind"
+    assert not any(library.held_calls for library in life.core.state.libraries.values()), "a call is left behind"

@@ -24,8 +24,8 @@ from stoker.contexts.recipe import Recipe
 from stoker.manager.core.events import Command, Event, FromPilot, SetTimer, TimerFired
 from stoker.manager.core.pilot_reports import is_heartbeat, needs_heartbeat_record
 from stoker.manager.core.reactor import Core
-from stoker.manager.executor.processes import make_folder
-from stoker.manager.live.compaction import Compaction
+from stoker.manager.executor.processes import create_session_folder
+from stoker.manager.live.compaction import JournalCompaction
 from stoker.manager.live.decisions import decision_checksum
 from stoker.manager.live.journal import Journal
 from stoker.manager.policies import default_policies
@@ -76,7 +76,7 @@ class Past(DrivenCore):
         super().__init__(Core(SESSION, default_policies(), now=now))
         self.now = now
         self.journal = Journal(folder.journal)
-        self.compaction = Compaction(self.journal, snapshot_bytes=0, tail_bytes=0, now=False, tell=print)
+        self.compaction = JournalCompaction(self.journal, snapshot_bytes=0, tail_bytes=0, starts_now=False, tell=print)
         self.most_bytes = 0
         self._folder = folder.path
         self._timers: list[tuple[float, str]] = []
@@ -86,11 +86,11 @@ class Past(DrivenCore):
         self.join(*((pilot, facts) for pilot in self.pilots))
 
     def give(self, event: Event) -> None:
-        self.journal.write(self.now, event)
+        self.journal.add_event(self.now, event)
         super().give(event)
 
     def take(self, commands: list[Command]) -> None:
-        self.journal.decided(decision_checksum(commands))
+        self.journal.add_decision_checksum(decision_checksum(commands))
         super().take(commands)
 
     def set_timer(self, timer: SetTimer) -> None:
@@ -98,11 +98,11 @@ class Past(DrivenCore):
 
     def turn_ends(self, *, fast: bool = False) -> None:
         self.journal.flush()
-        self.compaction.advance(self.core)
+        self.compaction.start_or_check(self.core)
         if fast:
             while self.compaction.wait_s < 1:
                 time.sleep(0.01)
-                self.compaction.advance(self.core)
+                self.compaction.start_or_check(self.core)
 
     def look_at_size(self) -> None:
         size = sum(path.stat().st_size for path in self._folder.glob("journal*") if path.exists())
@@ -119,7 +119,7 @@ class Past(DrivenCore):
 
 def journal_of_idle_pilots(folder: SessionFolder, *, hours: float) -> Past:
     past = Past(folder, pilots=IDLE_PILOTS)
-    read = wire.from_pilot()
+    read = wire.from_pilot_decoder()
     frame = wire.encode([Heartbeat()])
     for _ in range(int(hours * 3600 / HEARTBEAT_S)):
         past.pass_until(past.now + HEARTBEAT_S)
@@ -190,7 +190,7 @@ def _measured(make: Callable[[SessionFolder], Past], *, open_calls: int) -> dict
     with tempfile.TemporaryDirectory(prefix="journal-") as place:
         keep_state_in(place)
         folder = SessionFolder(f"{place}/session")
-        make_folder(folder)
+        create_session_folder(folder)
         past = make(folder)
         past.compaction.close()
         past.journal.close()

@@ -23,9 +23,9 @@ from benchmarks.harness import in_turns, ratios, run_side, until
 from benchmarks.starting import keep_state_in, local_session
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import BARE
-from stoker.manager.executor.client import Link
+from stoker.manager.executor.client import ClientLink
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.processes import make_folder
+from stoker.manager.executor.processes import create_session_folder
 from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress
 from stoker.protocol.ids import CallId, FunctionKey
 from stoker.protocol.session import SessionFolder
@@ -103,10 +103,10 @@ class Ended:
 class World:
     def __init__(self, folder: Path, *, pilots: int, devices: int, hold_after: int = -1) -> None:
         self.folder = SessionFolder(folder)
-        make_folder(self.folder)
+        create_session_folder(self.folder)
         self.start_manager()
         _wait_until(self.folder.file.exists, "the manager listens")
-        self.link = Link(self.folder)
+        self.link = ClientLink(self.folder)
         self.link.wait_joined(60)
         command = [
             sys.executable, "-m", "benchmarks.reliability.fake_pilots", "--session", str(folder), "--pilots",
@@ -137,7 +137,7 @@ class World:
         _wait_until(accepted, "all calls are accepted")
 
     def end(self) -> dict[str, Any]:
-        self.link.tell(EndSession("measured"))
+        self.link.send_message(EndSession("measured"))
         said, _ = self.pilots.communicate(timeout=120)
         self.manager.wait(60)
         self.link.close()

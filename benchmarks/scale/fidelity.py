@@ -16,10 +16,10 @@ from pathlib import Path
 from benchmarks.harness import MODEL, missing, need, verify_facts
 from benchmarks.tables import Bar, Line, Table
 from benchmarks.tuning import tuning_times
-from stoker.manager.live.replay import verify
-from stoker.manager.live.session_policies import policies_of
+from stoker.manager.live.replay import verify_replay
+from stoker.manager.live.session_policies import create_policies_of_session
 from stoker.manager.policies import default_policies
-from stoker.manager.study.calibrate import Calibrated, calibrate, compare, read_session
+from stoker.manager.study.calibrate import CalibratedSession, calibrate_world, compare_makespans, read_recorded_session
 from stoker.protocol.session import SessionFolder
 
 RUNS, LIMIT, SEEDS = 5, 150, range(9)
@@ -29,7 +29,7 @@ PROMPTS = 3
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     need(*MODEL)
     runs, limit = (1, 2) if quick else (RUNS, LIMIT)
-    worlds: list[Calibrated] = []
+    worlds: list[CalibratedSession] = []
     live: list[float] = []
     simulated: list[float] = []
     with tempfile.TemporaryDirectory(prefix="fidelity-") as place:
@@ -38,13 +38,17 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
             say("the snapshot is made; that run is not counted")
         for _ in range(runs):
             folder = _live(Path(place), limit=limit)
-            recorded = read_session(folder.journal, session=folder.read().session, policies=policies_of(folder))
-            worlds.append(calibrate(recorded))
-            found = compare(worlds[-1], policies=default_policies, seeds=SEEDS)
+            recorded = read_recorded_session(
+                folder.journal, session=folder.read().session, policies=create_policies_of_session(folder)
+            )
+            worlds.append(calibrate_world(recorded))
+            found = compare_makespans(worlds[-1], policies=default_policies, seeds=SEEDS)
             live.append(found.live_s)
             simulated.append(found.live_s * (1 + found.error))
             say(f"{len(recorded.calls)} calls: live {live[-1]:.1f} s, simulated {simulated[-1]:.1f} s")
-            again = verify(folder.journal, session=folder.read().session, policies=policies_of(folder))
+            again = verify_replay(
+                folder.journal, session=folder.read().session, policies=create_policies_of_session(folder)
+            )
             if again.difference is not None:
                 raise RuntimeError(f"{folder.path} replays with another decision: {again.difference}")
     size = f"{PROMPTS * limit} inferences, s"
@@ -62,8 +66,8 @@ def _line(what: str, live: list[float], simulated: list[float], *, bar: Bar | No
     return Line(what=what, cells={"live": live, "simulated": simulated, "error, %": errors}, bar=bar, digits=1)
 
 
-def _makespan(world: Calibrated) -> float:
-    found = compare(world, policies=default_policies, seeds=SEEDS)
+def _makespan(world: CalibratedSession) -> float:
+    found = compare_makespans(world, policies=default_policies, seeds=SEEDS)
     return found.live_s * (1 + found.error)
 
 

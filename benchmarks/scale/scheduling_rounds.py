@@ -22,7 +22,7 @@ from stoker.manager.core.events import Event, FromPilot, SetTimer, TimerFired
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Changes
 from stoker.manager.policies.prompt_tuner import prompt_tuner
-from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.manager.policies.provisioning import ExternalPilots
 from stoker.protocol import to_manager as told
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Features, Objective
@@ -55,7 +55,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 class Cluster(DrivenCore):
     def __init__(self, *, gpus: int, seed: int) -> None:
-        super().__init__(Core(SESSION, prompt_tuner(provisioning=TakeWhatComes()), strict=True))
+        super().__init__(Core(SESSION, prompt_tuner(provisioning=ExternalPilots()), strict=True))
         self.chance = random.Random(seed)
         self.calls = 0
         self.work: dict[int, float] = {}
@@ -69,7 +69,7 @@ class Cluster(DrivenCore):
             self.client(told.DefineRecipe(Recipe(model, model, b"loader", needs=needs)))
             context = self.core.state.contexts[model]
             context.load_s = LOAD_S
-            context.paces.tell({size: 1.0 / size for size in range(1, MOST + 1)})
+            context.paces.use_advised_paces({size: 1.0 / size for size in range(1, MOST + 1)})
         facts = tuple(told.DeviceFacts(DeviceId(f"cuda:{i}"), "NVIDIA A100", 80 * GB) for i in range(8))
         for n in range(gpus // 8):
             hello = told.PilotHello(wire.VERSION, SESSION, f"node{n}", 1, facts)
@@ -141,7 +141,7 @@ def crowd(part: int, *, cold: float) -> dict[str, float]:
         cluster.job(due_in=cluster.chance.choice((5.0, 3700.0, cluster.chance.uniform(3600.0, 20_000.0))))
     scratch = []
     for _ in range(3):
-        fresh, before = prompt_tuner(provisioning=TakeWhatComes()), time.thread_time()
+        fresh, before = prompt_tuner(provisioning=ExternalPilots()), time.thread_time()
         fresh.dispatch.round(cluster.core.state, Changes())
         fresh.residency.round(cluster.core.state, Changes())
         scratch.append(time.thread_time() - before)

@@ -19,7 +19,7 @@ from stoker.manager.policies import default_policies
 from stoker.manager.sim import world
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
-from stoker.protocol.blocks import Rule
+from stoker.protocol.blocks import ProvisioningRule
 from stoker.protocol.calls import Objective
 from stoker.site import Duration, Size
 
@@ -125,7 +125,7 @@ def _requests(count: int, names: list[str], *, per_s: float) -> Iterator[Arrival
 
 def _pool(blocks: int, *, capacity: int | tuple[tuple[float, int], ...] = 0) -> world.SourceModel:
     return world.SourceModel(
-        name="pool", kind="gpu", capacity=capacity or blocks, boot_s=Duration(BOOT_S), rule=Rule.FIXED,
+        name="pool", kind="gpu", capacity=capacity or blocks, boot_s=Duration(BOOT_S), rule=ProvisioningRule.FIXED,
         init_blocks=blocks, max_blocks=blocks,
     )  # fmt: skip
 

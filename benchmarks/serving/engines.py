@@ -37,8 +37,8 @@ WAYS: dict[str, list[dict[str, Any]]] = {
 RATIOS = (("continuous", "static"), ("continuous", "vllm-script"), ("vllm", "vllm-script"))
 _CONVERT = (
     "import torch; from stoker.contexts.causal_lm import default_model;"
-    " from stoker.contexts.snapshot import weights_folder;"
-    " print(weights_folder(default_model(), dtype=torch.bfloat16)[0])"
+    " from stoker.contexts.snapshot import prepare_weights_folder;"
+    " print(prepare_weights_folder(default_model(), dtype=torch.bfloat16)[0])"
 )
 Requests = list[tuple[str, int]]
 Write = Callable[[Requests], int]

@@ -51,10 +51,10 @@ from benchmarks.serving.simulated_models import DEVICES, LAYERS, Delayed, simula
 from benchmarks.starting import keep_state_in
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import state_folder
-from stoker.contexts.performance import READ, times_of
+from stoker.contexts.performance import READ_STEPS_QUERY, step_times_from_rows
 from stoker.contexts.step_times import StepTable, StepTimes
 from stoker.manager.core.seams import Policies
-from stoker.manager.policies import named
+from stoker.manager.policies import find_shipped_policy
 from stoker.manager.policies.slinfer import validation
 from stoker.manager.sim.client import Arrival
 from stoker.pilot.core import turns
@@ -252,10 +252,10 @@ def measured_delays(file: Path, *, ttft_s: float, prompt: int) -> Delayed:
     times = StepTimes()
     with sqlite3.connect(file, timeout=30.0) as store:
         for (recipe,) in store.execute("SELECT DISTINCT recipe FROM steps").fetchall():
-            for each in times_of(store.execute(READ, (recipe,)).fetchall()).values():
-                times = times.joined(each)
+            for each in step_times_from_rows(store.execute(READ_STEPS_QUERY, (recipe,)).fetchall()).values():
+                times = times.joined_with(each)
         [(load_s,)] = store.execute("SELECT avg(mean) FROM measured WHERE what = 'load_s'").fetchall()
-    prefill_s = StepTable(times.prefill).seconds(prompt, prompt / 2)
+    prefill_s = StepTable(times.prefill).estimate_seconds(prompt, prompt / 2)
     return Delayed(times, float(load_s), max(0.0, (ttft_s - prefill_s) / 2))
 
 
@@ -288,8 +288,8 @@ def simulated_replays(
 
     Only `margin`, the factor on step times in the shadow validation, then makes a forecast wrong.
     """
-    with patch.object(turns, "OVERESTIMATE", margin), patch.object(validation, "OVERESTIMATE", margin):
-        late = simulated(requests, named("slinfer").make(), delayed, objective, rehearsal=rehearsal)
+    with patch.object(turns, "STEP_TIME_MARGIN", margin), patch.object(validation, "STEP_TIME_MARGIN", margin):
+        late = simulated(requests, find_shipped_policy("slinfer").make(), delayed, objective, rehearsal=rehearsal)
     accepted = [each < math.inf for each in late]
     refused = [number for number, is_accepted in enumerate(accepted) if not is_accepted]
     found: dict[str, float] = {"met": share_met(late), "late": 0, "harm": 0, "of": 0}
@@ -332,7 +332,7 @@ def measured(folder: Path, *, seed: int, for_s: float) -> dict[str, Any]:
             before = refused_offers(port)
             outcomes[policy] = asyncio.run(send(port, requests, wanted))
             cases = refused_offers(port) - before
-        late = simulated(requests, named(policy).make(), delayed, wanted, rehearsal=rehearsal)
+        late = simulated(requests, find_shipped_policy(policy).make(), delayed, wanted, rehearsal=rehearsal)
         found[policy] = {"rehearsed": rehearsal.rate, "offers": cases, "simulated": share_met(late)}
         found[policy] |= figures(requests, outcomes[policy], wanted)
     found["delays"] = {"message_s": delayed.message_s, "load_s": delayed.load_s}

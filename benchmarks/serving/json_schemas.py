@@ -131,7 +131,7 @@ def _compiled(model: Any, schemas: list[Schema], took_ms: list[float]) -> list[S
     for schema in schemas:
         began = time.perf_counter()
         try:
-            model._prompts.texts.prepare(Sampling(json_schema=json.dumps(schema)))
+            model._prompts.texts.prepare_sampling(Sampling(json_schema=json.dumps(schema)))
         except ValueError:
             continue
         took_ms.append(1000 * (time.perf_counter() - began))
@@ -151,7 +151,7 @@ def _run(model: Any, samplings: list[dict[str, Any]]) -> tuple[float, list[tuple
             engine.add(GenerationRequest(place, (5, 6, 7, 8), sampling))
         counts = dict.fromkeys(range(len(samplings)), 0)
         began = time.perf_counter()
-        while engine.load().running + engine.load().waiting:
+        while engine.get_load().running + engine.get_load().waiting:
             for token in engine.step():
                 counts[token.request] += 1
                 if token.finish is not None:

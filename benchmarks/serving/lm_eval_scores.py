@@ -22,7 +22,7 @@ from benchmarks.serving.gateways import served
 from benchmarks.starting import keep_state_in
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model
-from stoker.contexts.snapshot import weights_folder
+from stoker.contexts.snapshot import prepare_weights_folder
 
 CLAIMS, COPIES = 102, 30
 SCORES = {"claim_labels": "acc", "copied_claims": "exact_match"}
@@ -62,7 +62,7 @@ def side(items: int) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory(prefix="lm-eval-") as place:
         folder = Path(place)
         keep_state_in(folder)
-        shutil.copytree(weights_folder(default_model(), dtype=torch.float32)[0], folder / "model")
+        shutil.copytree(prepare_weights_folder(default_model(), dtype=torch.float32)[0], folder / "model")
         _write_tasks(folder / "tasks", items)
         options = f"pretrained={folder}/model,dtype=float32"
         found = {"hf": _scores(folder, "hf", options, "--device", "cpu")}

@@ -79,7 +79,7 @@ def first_piece(pieces: Iterator[str], *, since: float) -> float:
 def switch_in_session(*, switches: int, snapshot: bool, sleeps: bool) -> dict[str, Any]:
     """Repeatedly request the model that is not hot. Without `snapshot`, only requests for the second model count."""
     policy = Policy() if sleeps else Policy(residency=f"{sleepless.__file__}:Sleepless")
-    megabytes = int(SHARE * 0.9 * cpu.memory_bytes() / 1e6)
+    megabytes = int(SHARE * 0.9 * cpu.usable_memory_bytes() / 1e6)
     recipes = [
         stoker.causal_lm(threads=THREADS, memory=f"{megabytes} MB"),
         stoker.causal_lm(threads=THREADS, memory=f"{megabytes + 1} MB", snapshot=snapshot),

@@ -18,7 +18,7 @@ from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.common.openai_answers import TextBegun, TextEnded, TextPiece
 from stoker.apps.common.openai_requests import ApiRequest
 from stoker.apps.gateway.served import ServedModel, ServedModels
-from stoker.contexts.inference.adapter import EngineLoad, Finish, GenerationRequest, NewToken, Sampling
+from stoker.contexts.inference.adapter import EngineLoad, FinishReason, GenerationRequest, NewToken, Sampling
 
 if TYPE_CHECKING:
     from stoker.contexts.inference.engine_thread import EngineThread
@@ -46,14 +46,16 @@ class PacedEngine(MemorylessEngine):
         time.sleep(max(0.0, self._due - time.monotonic()))
         self._due = max(self._due, time.monotonic() - self._every_s) + self._every_s
         self._left = {id: left - 1 for id, left in self._left.items()}
-        tokens = [NewToken(id, left, f"{left} ", None if left else Finish.LENGTH) for id, left in self._left.items()]
+        tokens = [
+            NewToken(id, left, f"{left} ", None if left else FinishReason.LENGTH) for id, left in self._left.items()
+        ]
         self._left = {id: left for id, left in self._left.items() if left}
         return tokens
 
-    def load(self) -> EngineLoad:
+    def get_load(self) -> EngineLoad:
         return EngineLoad(running=len(self._left))
 
-    def slots(self) -> int:
+    def count_slots(self) -> int:
         return MOST_STREAMS
 
     def stop(self) -> None:
@@ -89,8 +91,8 @@ class FakeModel(ServedModel):
 def serve(every_s: float) -> None:
     import uvicorn
 
-    from stoker.apps.gateway.http import Gateway
-    from stoker.apps.gateway.keys import Guard, KeyFile
+    from stoker.apps.gateway.http import GatewayApplication
+    from stoker.apps.gateway.keys import KeyFile, KeyGuard
     from stoker.apps.gateway.served import SessionWatch
     from stoker.apps.gateway.usage import UsageFile, UsageRecorder
 
@@ -98,10 +100,14 @@ def serve(every_s: float) -> None:
         models, model = ServedModels({}), FakeModel(every_s)
         models["fake"] = model
         session.warm(model.context).result()
-        watch, guard, usage = SessionWatch(session, models), Guard(KeyFile.usual()), UsageRecorder(UsageFile.usual())
-        gateway = Gateway(models, watch, guard, site="fake", most_bytes=1_000_000, usage=usage)
+        watch, guard, usage = (
+            SessionWatch(session, models),
+            KeyGuard(KeyFile.at_default_path()),
+            UsageRecorder(UsageFile.at_default_path()),
+        )
+        gateway = GatewayApplication(models, watch, guard, site="fake", most_bytes=1_000_000, usage=usage)
         print(listener.getsockname()[1], flush=True)
-        config = uvicorn.Config(gateway.application(), log_level="warning", access_log=False)
+        config = uvicorn.Config(gateway.build_application(), log_level="warning", access_log=False)
         uvicorn.Server(config).run(sockets=[listener])
 
 

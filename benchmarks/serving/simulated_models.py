@@ -12,7 +12,7 @@ from benchmarks.papers.common import fixed_source
 from stoker.contexts.step_times import StepTimes
 from stoker.manager.core.seams import Policies
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import Happened
+from stoker.manager.sim.log import LoggedEvent
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, EngineModel, World
 from stoker.pilot.devices import cpu
@@ -58,9 +58,9 @@ def simulated_lateness(
     log, came = simulation.log, list[int]()
     late: dict[int, float] = {}
     for what, call, value in zip(log.what, log.call, log.value, strict=True):
-        if what == Happened.CALL_CAME:
+        if what == LoggedEvent.CALL_CAME:
             came.append(call)
-        elif what == Happened.TOKEN_LATE:
+        elif what == LoggedEvent.TOKEN_LATE:
             late[call] = value
     return [late.get(call, math.inf) for call in came[len(warm) + rehearsed :]]
 
@@ -74,7 +74,7 @@ def _world(delayed: Delayed, models: int, memory_bytes: int) -> World:
         device_memory_bytes=Size(memory_bytes), kinds=(KIND,), slots=0, load_s={KIND: Duration(delayed.load_s)},
         engine={KIND: engine}, min_libraries=1,
     )  # fmt: skip
-    device = DeviceKind(memory_bytes=Size(cpu.find(DEVICES)[0].facts.memory_bytes))
+    device = DeviceKind(memory_bytes=Size(cpu.find_cpu_devices(DEVICES)[0].facts.memory_bytes))
     source = fixed_source(KIND, KIND, 1, devices=DEVICES)
     contexts = {f"model-{number}": model for number in range(models)}
     return World({KIND: device}, (source,), contexts, delays=Delays(message_s=Duration(delayed.message_s)))

@@ -8,9 +8,9 @@ from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Action, Policies, Send, View
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.slinfer import slinfer
-from stoker.manager.policies.slinfer.dispatch import OfferByHeadroom, ResizeLate
-from stoker.manager.policies.slinfer.placement import CacheSizes, InstancePlaces, instances
-from stoker.manager.policies.slinfer.validation import ComputeOutlook, first_token_s
+from stoker.manager.policies.slinfer.dispatch import DelayedResize, OfferByHeadroom
+from stoker.manager.policies.slinfer.placement import CacheSizes, InstancePlacement, list_ready_instances
+from stoker.manager.policies.slinfer.validation import ComputeOutlook, ttft_objective_s
 
 
 def patient() -> Policies:
@@ -26,8 +26,8 @@ class ForceSomeCalls(OfferByHeadroom):
     """
 
     def _plan(self, view: View, call: Call) -> Iterator[Action]:
-        if round(1000 * first_token_s(call)) % 2:
-            for library in instances(call.group.context, largest_first=True):
+        if round(1000 * ttft_objective_s(call)) % 2:
+            for library in list_ready_instances(call.group.context, largest_first=True):
                 grows = self._sizes.admit(library, call) if library.load < library.slots else None
                 if grows is not None and library.admits(call):
                     yield Send(call.id, library.id, reserve_bytes=grows)
@@ -38,6 +38,6 @@ class ForceSomeCalls(OfferByHeadroom):
 def forcing() -> Policies:
     """Return `slinfer` with forced calls, for the replays of `gateway_objectives`."""
     sizes, provisioning = CacheSizes(watermark=0.25), KeepBlocks()
-    places = InstancePlaces(sizes, ComputeOutlook(), shares=True, uses_cpus=True)
+    places = InstancePlacement(sizes, ComputeOutlook(), shares=True, uses_cpus=True)
     dispatch = ForceSomeCalls(sizes, places, keep_alive_s=1.0, consolidates=True, drops=True)
-    return Policies(dispatch, ResizeLate(sizes, places, resizes=True, provisioning=provisioning), provisioning)
+    return Policies(dispatch, DelayedResize(sizes, places, resizes=True, provisioning=provisioning), provisioning)

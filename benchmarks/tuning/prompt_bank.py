@@ -38,11 +38,10 @@ from stoker.contexts.causal_lm import default_model, load_causal_lm
 from stoker.contexts.folders import state_folder
 from stoker.run_folder import RecordLog
 from stoker.tuning.bank import build
-from stoker.tuning.bank.build import Readings, ensure_bank
+from stoker.tuning.bank.build import StoredFeatures, ensure_bank
 from stoker.tuning.bank.candidates import Candidate, read_candidates
-from stoker.tuning.bank.layers import CLUSTERS, Array, Layers, compute_feature_scale
-from stoker.tuning.bank.layers import build as build_layers
-from stoker.tuning.bank.lookup import SAVING, Score, look_up, two_layers
+from stoker.tuning.bank.layers import CLUSTERS, Array, Layers, build_layers, compute_feature_scale
+from stoker.tuning.bank.lookup import LIMIT_DIVISOR, Score, look_up, two_layers
 
 SAMPLE_SEED = 0
 SETTING = f"Model: SmolLM2-135M-Instruct; the samples of a task are drawn with seed {SAMPLE_SEED}."
@@ -85,7 +84,8 @@ def table_of(found: dict[str, Any]) -> Table:
         lines.append(Line(what=what, cells={"times fewer": [times]}, last_digits=1))
     notes = [
         SETTING,
-        f"Best bin first stops when it has scored a {SAVING}th of the bank. That it scores {SAVING} times fewer is"
+        f"Best bin first stops when it has scored a {LIMIT_DIVISOR}th of the bank. That it scores {LIMIT_DIVISOR} times"
+        " fewer is"
         " therefore a setting and not a finding; the regret says what it costs.",
         f"{whole:,} candidates in {found['clusters']} clusters, the largest of {found['largest']:,};"
         f" {found['samples']} samples a task; tasks: {', '.join(found['tasks'])}",
@@ -182,7 +182,7 @@ def similarities(features: Array) -> dict[str, dict[str, list[float]]]:
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     return {
         "raw": _similarities_of(features / lengths),
-        "scaled": _similarities_of(compute_feature_scale(features).unit(features)),
+        "scaled": _similarities_of(compute_feature_scale(features).scale_to_unit(features)),
     }
 
 
@@ -258,7 +258,7 @@ def side(candidates: int = 0, clusters: int = CLUSTERS, samples: int = 0, tasks:
             found.setdefault(kind, []).append(judge_lookup(*looked, losses))
         spent_s, scored = spent_s + score.spent_s, scored + score.scored
     sizes = [len(members) for members in layers.clusters]
-    readings = Readings(bank_folder, model=Path(default_model()).name)
+    readings = StoredFeatures(bank_folder, model=Path(default_model()).name)
     features = readings.features(some)
     return {
         "machine": f"{machine()}, {torch.cuda.get_device_name() if on_gpu else 'no GPU'}",

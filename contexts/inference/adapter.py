@@ -5,7 +5,7 @@ The contract of an engine (tests/engine_contract.py):
 - Except for rounding, the batch does not affect a request's tokens. At temperature 0 the tokens equal those of the
   model's own `generate`. At other temperatures the tokens depend only on the seed.
 - `abort` frees the request's memory before the next step.
-- `memory().held_bytes` never exceeds the budget of `resize`.
+- `get_memory().held_bytes` never exceeds the budget of `resize`.
 - `sleep` and `wake` do not affect a request's tokens.
 """
 
@@ -22,7 +22,7 @@ import msgspec
 from stoker.contexts.inference.options import STRUCTURES, OptionRefused, check_options
 
 
-class Finish(enum.Enum):
+class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
 
@@ -48,9 +48,9 @@ class Sampling(msgspec.Struct, frozen=True):
             return "json_schema", self.json_schema
         return next((each for each in self.engine_options if each[0] in STRUCTURES), None)
 
-    def ends(self, ends: frozenset[int]) -> frozenset[int]:
+    def all_end_tokens(self, model_ends: frozenset[int]) -> frozenset[int]:
         stops = frozenset(dict(self.engine_options).get("stop_token_ids", ()))
-        return stops if self.structure is None and ("ignore_eos", True) in self.engine_options else ends | stops
+        return stops if self.structure is None and ("ignore_eos", True) in self.engine_options else model_ends | stops
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     pieces: bool = False
 
 
-class TokenChance(msgspec.Struct, frozen=True):
+class TokenLikelihood(msgspec.Struct, frozen=True):
     token: int
     logprob: float
 
@@ -74,7 +74,7 @@ class TokenChance(msgspec.Struct, frozen=True):
 class PromptToken(msgspec.Struct, frozen=True):
     token: int
     logprob: float | None = None
-    likeliest: tuple[TokenChance, ...] = ()
+    likeliest: tuple[TokenLikelihood, ...] = ()
 
 
 class NewToken(msgspec.Struct, frozen=True):
@@ -85,17 +85,17 @@ class NewToken(msgspec.Struct, frozen=True):
     request: int
     token: int
     text: str = ""
-    finish: Finish | None = None
+    finish: FinishReason | None = None
     logprob: float | None = None
-    likeliest: tuple[TokenChance, ...] = ()
+    likeliest: tuple[TokenLikelihood, ...] = ()
     error: str = ""
     option: str = ""
     prompt: tuple[PromptToken, ...] = ()
 
 
 class EngineMemory(msgspec.Struct, frozen=True):
-    """Bytes of weights, current cache, cache budget (0 = none) and one token (0 = unknown). `fixed_tokens`: size of a
-    fixed cache.
+    """Bytes of the weights, the current cache, the cache budget (0 = none) and one cached token (0 = unknown).
+    `fixed_tokens`: size of a cache that cannot be resized.
     """
 
     weights_bytes: int
@@ -139,7 +139,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     def is_cache_too_small(self) -> bool:
         return 0 < self.cache_tokens < self.peak_tokens
 
-    def after(
+    def after_step(
         self, *, decoded: int, running: int, prompt_tokens: int, new_tokens: int, busy_s: float, evictions: int = 0
     ) -> EngineLoad:
         return msgspec.structs.replace(
@@ -159,12 +159,12 @@ class EngineLoad(msgspec.Struct, frozen=True):
 
 
 class EngineWork(NamedTuple):
-    """Figures about an engine's open requests.
+    """A summary of an engine's open requests.
 
-    Of the decoding requests, `rows`: number; `length`: mean tokens; `tpot_s`: minimum time per output token. `due_at`:
-    earliest due time in the future. `late_at`: earliest due time in the past. `prompts`: unread prompts (tokens, due
-    time, time per output token, maximum output tokens), earliest first. `answers`: per decoding request, next due time,
-    time per output token and maximum tokens left; empty if no request has a `tpot_s`.
+    Decoding requests: `rows` is their number, `length` their mean tokens, `tpot_s` their minimum time per output token,
+    `due_at` the earliest due time in the future, and `late_at` the earliest in the past. `answers`: due time, time per
+    output token and maximum tokens left of each; empty if no request has a `tpot_s`. `prompts`: tokens, due time, time
+    per output token and maximum output tokens of each unread prompt, earliest first.
     """
 
     rows: int = 0
@@ -178,8 +178,8 @@ class EngineWork(NamedTuple):
     answers: Sequence[tuple[float, float, int]] = ()
 
 
-def work_of(requests: Iterable[Any], *, now: float, accepted_requests: int, mean_output: float) -> EngineWork:
-    """Return the work of the open requests (`engine_thread.Generation`). `now`: seconds of time.monotonic."""
+def summarize_work(requests: Iterable[Any], *, now: float, accepted_requests: int, mean_output: float) -> EngineWork:
+    """Summarize the open requests (`engine_thread.Generation`). `now`: seconds of time.monotonic."""
     rows, total, due_at, tpot_s, late_at, peak = 0, 0, inf, 0.0, inf, 0.0
     prompts: list[tuple[int, float, float, int]] = []
     answers: list[tuple[float, float, int]] = []
@@ -223,12 +223,12 @@ class InferenceEngine(Protocol):
 
     def abort(self, request: int) -> None: ...
 
-    def slots(self) -> int:
+    def count_slots(self) -> int:
         """Return the number of requests that can run at the same time within the cache budget."""
 
-    def load(self) -> EngineLoad: ...
+    def get_load(self) -> EngineLoad: ...
 
-    def memory(self) -> EngineMemory: ...
+    def get_memory(self) -> EngineMemory: ...
 
     def resize(self, cache_bytes: int) -> None:
         """Change the cache budget. Raises ValueError if an open request would not fit into the new cache."""
@@ -242,7 +242,7 @@ class InferenceEngine(Protocol):
 
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-_MOST_PARTS = 3  # maximum tokens (and replacement characters) of an incomplete character: UTF-8 uses up to 4 bytes
+_MAX_PARTS = 3  # maximum tokens of an incomplete character, because UTF-8 uses up to 4 bytes per character
 Decode = Callable[[list[int]], str]
 
 
@@ -270,14 +270,14 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int = 0
     grammars: Any = None  # a `token_rules.Grammars`, unless vLLM compiles grammars
 
-    def prepare(self, sampling: Sampling) -> None:
+    def prepare_sampling(self, sampling: Sampling) -> None:
         """Check the options and compile the grammar in the caller's thread. Raises ValueError."""
         check_sampling(sampling)
         self.check_tokens_in_vocabulary(
             dict(sampling.engine_options).get("logit_bias", ()), "logit_bias", option="logit_bias"
         )
         if self.grammars is not None:
-            self.grammars.matcher(sampling)
+            self.grammars.create_matcher(sampling)
 
     def check(self, request: GenerationRequest, *, virtual_tokens: int | None = None) -> None:
         """Raise ValueError if the engine cannot serve a request. `virtual_tokens`: tokens of a soft prompt; None if the
@@ -289,7 +289,7 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
         self.check_prompt(request.prompt, sampling, virtual_tokens=virtual_tokens or 0)
 
     def check_prompt(self, prompt: Collection[int], sampling: Sampling, *, virtual_tokens: int = 0) -> None:
-        self.prepare(sampling)
+        self.prepare_sampling(sampling)
         self.check_tokens_in_vocabulary(prompt, "the prompt")
         self.check_length(virtual_tokens + len(prompt) + sampling.max_new_tokens)
 
@@ -307,63 +307,63 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
         raise OptionRefused(option, why) if option else ValueError(why)
 
 
-class Written:
-    """The text of one request. `add` returns text when its characters are complete or can no longer become complete."""
+class WrittenText:
+    """The text that a request has written. Text is returned once its characters are complete, or are surely invalid."""
 
     def __init__(self, texts: ModelTexts, request: GenerationRequest) -> None:
         self.tokens: list[int] = []
-        self.finish: Finish | None = None
+        self.finish: FinishReason | None = None
         self._decode = texts.decode
-        self._ends = request.sampling.ends(texts.ends)
+        self._ends = request.sampling.all_end_tokens(texts.ends)
         self._most = request.sampling.max_new_tokens
         self._stop = request.sampling.stop
-        self._follows = request.pieces or bool(self._stop)
-        self._pieces = request.pieces
+        self._decodes_each_token = request.pieces or bool(self._stop)
+        self._sends_pieces = request.pieces
         self._text = ""
-        self._given = 0
+        self._returned_characters = 0
         self._shown, self._complete = 0, 0
         self._ahead = 0  # number of characters in `_text` that belong to tokens after index `_complete`
 
     def add(self, token: int, *, is_last: bool = False) -> str:
         """Add a token and return the new text. `is_last`: True if no token can follow."""
         if token in self._ends:
-            return self._end(Finish.STOP)
+            return self._finish_text(FinishReason.STOP)
         self.tokens.append(token)
-        if self._follows:
-            self._extend()
-            if self._cut_at_stop_text(start=self._given):
-                return self._end(Finish.STOP, whole=False)
+        if self._decodes_each_token:
+            self._decode_new_characters()
+            if self._cut_at_stop_text(start=self._returned_characters):
+                return self._finish_text(FinishReason.STOP, whole=False)
         if is_last:
-            return self._end(Finish.STOP)
+            return self._finish_text(FinishReason.STOP)
         if len(self.tokens) >= self._most:
-            return self._end(Finish.LENGTH)
-        if not self._pieces:
+            return self._finish_text(FinishReason.LENGTH)
+        if not self._sends_pieces:
             return ""
-        return self._give(len(self._text) - self._partial_stop_length())
+        return self._take_text(len(self._text) - self._partial_stop_length())
 
-    def _end(self, finish: Finish, *, whole: bool = True) -> str:
+    def _finish_text(self, finish: FinishReason, *, whole: bool = True) -> str:
         self.finish = finish
         if whole:
             text = self._decode(self.tokens)
-            if not self._follows or text.startswith(self._text):
+            if not self._decodes_each_token or text.startswith(self._text):
                 self._text = text
             self._cut_at_stop_text(start=0)
-        return self._give(len(self._text))
+        return self._take_text(len(self._text))
 
-    def _give(self, end: int) -> str:
-        piece = self._text[self._given : end]
-        self._given = max(self._given, end)
+    def _take_text(self, end: int) -> str:
+        piece = self._text[self._returned_characters : end]
+        self._returned_characters = max(self._returned_characters, end)
         return piece
 
-    def _extend(self) -> None:
+    def _decode_new_characters(self) -> None:
         before = self._decode(self.tokens[self._shown : self._complete])
         after = self._decode(self.tokens[self._shown :])
         if len(after) > len(before) and not after.endswith(_INCOMPLETE):
             self._text += after[len(before) + self._ahead :]
             self._shown, self._complete, self._ahead = self._complete, len(self.tokens), 0
-        elif len(self.tokens) - self._complete > _MOST_PARTS:
+        elif len(self.tokens) - self._complete > _MAX_PARTS:
             parts = len(after) - len(after.rstrip(_INCOMPLETE))
-            invalid = after[len(before) + self._ahead : len(after) - min(parts, _MOST_PARTS)]
+            invalid = after[len(before) + self._ahead : len(after) - min(parts, _MAX_PARTS)]
             self._text += invalid
             self._ahead += len(invalid)
 
@@ -385,7 +385,7 @@ class Written:
 log = logging.getLogger(__name__)
 
 
-class DeviceShare(Protocol):
+class EngineTurns(Protocol):
     """Takes turns with other libraries on the same devices: `pilot.library.library_turns.LibraryTurns`."""
 
     @property
@@ -402,18 +402,18 @@ class DeviceShare(Protocol):
     def close(self) -> None: ...
 
 
-_make: Callable[[], DeviceShare] | None = None
+_create_share: Callable[[], EngineTurns] | None = None
 
 
-def set_device_share_factory(make: Callable[[], DeviceShare] | None) -> None:
-    """Set the function that creates the DeviceShare of each engine. With None, engines do not take turns."""
-    global _make
-    _make = make
+def set_engine_turns_factory(make: Callable[[], EngineTurns] | None) -> None:
+    """Set the function that creates the `EngineTurns` of each engine. With None, engines do not take turns."""
+    global _create_share
+    _create_share = make
 
 
-def create_device_share() -> DeviceShare | None:
+def create_engine_turns() -> EngineTurns | None:
     try:
-        return _make() if _make is not None else None
+        return _create_share() if _create_share is not None else None
     except OSError as error:
-        log.warning("this engine computes without turns: %s", error)
+        log.warning("this engine does not take turns with other libraries on its device: %s", error)
         return None

@@ -25,13 +25,13 @@ from stoker.contexts.forward import Layers, PrefixCache
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, GenerationRequest, ModelTexts, NewToken
 from stoker.contexts.inference.decode_graphs import DecodeGraphs, LaunchedStep, RowInput
 from stoker.contexts.inference.decoder import DecodePart, KVStore, LeanDecoder, ReadPart
-from stoker.contexts.inference.kernels import NOT_FINITE, RequestText, next_tokens, positions_scored_at_once
+from stoker.contexts.inference.kernels import NOT_FINITE, RequestText, choose_next_tokens, positions_scored_at_once
 from stoker.contexts.inference.peft_adapters import AdaptedTokens, Adapter, AdapterBank, AdapterCache
 
 
 @dataclass(eq=False)
-class StepsAhead:
-    """Launches captured decode steps. The next step may start before the tokens of the last step are read."""
+class GraphStepLauncher:
+    """Launches decode steps as captured graphs. A step may start before the tokens of the step before it are read."""
 
     graphs: DecodeGraphs
     batch: RunningBatch
@@ -39,39 +39,40 @@ class StepsAhead:
     writing: Mapping[int, RequestText]
     _unread: LaunchedStep | None = None
 
-    def begin(self, step: Step) -> bool:
-        """Launch a decode step. Return False if the step must run eagerly."""
+    def launch_if_capturable(self, step: Step) -> bool:
+        """Launch a decode step as a graph. Return False if the step must run without a graph."""
         if step.prefill or len(step.requests) < len(self.batch.running):
             return False
         self._unread = self._launch()
         return self._unread is not None
 
-    def read(self, *, follow: bool) -> tuple[int, list[tuple[int, int]]]:
-        """Read the result of the launched step, if any. With `follow`, first launch the next step if its rows are
-        known. Return the row length, and each running request's token (-1: none drawn).
+    def read_tokens(self, *, launch_next: bool) -> tuple[int, list[tuple[int, int]]]:
+        """Wait for the launched step, if any. Return its row length, and each running request's token (-1: none drawn).
+
+        With `launch_next`, launch the next step before waiting, unless a request could join or outgrow its row.
         """
         unread, self._unread = self._unread, None
         if unread is None:
             return 0, []
-        if follow:
-            self._unread = self._follow(unread)
+        if launch_next:
+            self._unread = self._launch_next_step(unread)
         found = zip(unread.shape.requests, unread.tokens(), strict=True)
         running = self.batch.running
-        return unread.shape.length, [(id, token) for id, token in found if id is not None and id in running]
+        return unread.shape.mean_row_tokens, [(id, token) for id, token in found if id is not None and id in running]
 
     @property
-    def launched(self) -> bool:
+    def has_launched_step(self) -> bool:
         return self._unread is not None
 
-    def drop(self) -> None:
+    def drop_launched_step(self) -> None:
         self._unread = None
-        self.graphs.drop()
+        self.graphs.drop_graphs()
 
-    def _follow(self, unread: LaunchedStep) -> LaunchedStep | None:
+    def _launch_next_step(self, unread: LaunchedStep) -> LaunchedStep | None:
         batch, running = self.batch, self.batch.running.values()
         if batch.waiting and batch.has_room_for(batch.waiting[0]):
             return None
-        if any(state.length >= state.reserved for state in running) or all(
+        if any(state.length >= state.reserved_tokens for state in running) or all(
             state.made + 1 >= state.most for state in running
         ):
             return None
@@ -93,37 +94,38 @@ class StepsAhead:
 
 
 _USUAL_ROW_TOKENS = 512
-TookStep = Callable[[Step, int, float], None]
-"""Receives a step, the mean length of its requests in tokens, and its duration in seconds."""
+StepHook = Callable[[Step, int, float], None]
+"""Function that receives a step, the mean length of its requests in tokens, and its duration in seconds."""
 
 
 class ContinuousEngine:
-    """An `adapter.InferenceEngine` with one batch, which requests can join at each step."""
+    """An engine (`adapter.InferenceEngine`) with one batch, which requests can join at each step."""
 
     name = "continuous"
     chosen = "every call joins one batch"
 
     def __init__(
         self, decoder: LeanDecoder, texts: ModelTexts, *, prefixes: PrefixCache[Layers], limits: BatchLimits,
-        cache_bytes: int, took: TookStep | None = None, graphs: DecodeGraphs | None = None,
+        cache_bytes: int, step_hook: StepHook | None = None, graphs: DecodeGraphs | None = None,
         adapters: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self._decoder = decoder
-        shapes = decoder.shapes()
+        shapes = decoder.projection_shapes()
         self._bank = AdapterBank(shapes, [layer.device for layer in decoder.layers])
         self._adapters = AdapterCache(adapters or {}, shapes, dtype=decoder.dtype, share_of=decoder.weights_bytes)
         self._texts = texts
         self._prefixes = prefixes
         self._prefix_limit = prefixes.limit_bytes
-        self._took = took
+        self._step_hook = step_hook
         self._store = decoder.new_store()
         self._batch = RunningBatch(limits)
         self._writing: dict[int, RequestText] = {}
         self._load = EngineLoad()
         self._asleep = False
         self._budget = 0
-        self._ahead = StepsAhead(graphs, self._batch, self._store, self._writing) if graphs is not None else None
-        self._settled: list[NewToken] = []  # tokens read between two calls of `step`; the next call returns them
+        self._ahead = GraphStepLauncher(graphs, self._batch, self._store, self._writing) if graphs is not None else None
+        # Tokens that were read between two calls of `step`. The next call returns them.
+        self._tokens_read_early: list[NewToken] = []
         self.resize(cache_bytes)
 
     def add(self, request: GenerationRequest) -> None:
@@ -133,7 +135,7 @@ class ContinuousEngine:
         virtual = adapter.virtual_tokens if adapter is not None else 0
         self._texts.check(request, virtual_tokens=virtual)
         length, most = virtual + len(request.prompt), max(1, request.sampling.max_new_tokens)
-        if why := self._batch.why_not(prompt=length, most=most):
+        if why := self._batch.find_refusal_reason(prompt=length, most=most):
             raise ValueError(f"{why}; give the model more memory, or ask for fewer tokens")
         self._writing[request.id] = RequestText(request, self._texts, adapter=adapter)
         self._batch.add(request.id, prompt=length, most=most, due_at=request.due_at, tpot_s=request.tpot_s)
@@ -141,34 +143,34 @@ class ContinuousEngine:
     def abort(self, request: int) -> None:
         self._batch.abort(request)
         with torch.inference_mode():
-            self._store.free(request)
+            self._store.free_row(request)
         self._writing.pop(request, None)
-        self._settled = [token for token in self._settled if token.request != request]
+        self._tokens_read_early = [token for token in self._tokens_read_early if token.request != request]
 
     def step(self) -> list[NewToken]:
         with torch.inference_mode():
             if self._ahead is None:
                 return self._run_next_step()
-            tokens, self._settled = self._settled, []
-            tokens += self._collect_launched_tokens(self._ahead, follow=True)
-            return tokens if self._ahead.launched else tokens + self._run_next_step()
+            tokens, self._tokens_read_early = self._tokens_read_early, []
+            tokens += self._collect_launched_tokens(self._ahead, launch_next=True)
+            return tokens if self._ahead.has_launched_step else tokens + self._run_next_step()
 
-    def slots(self) -> int:
+    def count_slots(self) -> int:
         limits = self._batch.limits
         usual = limits.cache_tokens // _USUAL_ROW_TOKENS
         return max(1, min(limits.rows, usual)) if limits.cache_tokens else limits.rows
 
-    def load(self) -> EngineLoad:
-        """Return the load. A request counts as running until its last token is returned."""
-        running = len(self._batch.running) + sum(token.finish is not None for token in self._settled)
+    def get_load(self) -> EngineLoad:
+        """Count requests and tokens. A request counts as running until its last token is returned."""
+        running = len(self._batch.running) + sum(token.finish is not None for token in self._tokens_read_early)
         return msgspec.structs.replace(
             self._load, running=running, waiting=len(self._batch.waiting),
             cache_tokens=self._batch.limits.cache_tokens, peak_tokens=self._batch.expected_cache_tokens(),
             reused_tokens=self._prefixes.reused_tokens,
         )  # fmt: skip
 
-    def memory(self) -> EngineMemory:
-        """Return the memory. Adapters count as weights. Kept prefixes and graphs count as cache."""
+    def get_memory(self) -> EngineMemory:
+        """Measure the engine's memory. Adapters count as weights; kept prefixes and graphs count as cache."""
         graphs = 0 if self._ahead is None else self._ahead.graphs.held_bytes
         adapters = self._bank.size_bytes + (self._adapters.size_bytes if self._decoder.device.type == "cpu" else 0)
         return EngineMemory(
@@ -188,30 +190,30 @@ class ContinuousEngine:
                 raise ValueError(
                     f"{cache_bytes} bytes hold {tokens} tokens of this model's key-value cache, too few for any request"
                 )
-        self._settle()
+        self._read_launched_step()
         before = self._batch.limits
         self._batch.limits = msgspec.structs.replace(before, cache_tokens=tokens)
         for request in self._batch.requests():
-            if why := self._batch.why_not(prompt=request.prompt, most=request.most):
+            if why := self._batch.find_refusal_reason(prompt=request.prompt, most=request.most):
                 self._batch.limits = before
                 raise ValueError(f"an open request would no longer fit: {why}")
         self._prefixes.set_limit(for_prefixes)
         self._budget = cache_bytes
         if self._ahead is not None:
-            self._ahead.drop()
+            self._ahead.drop_launched_step()
             self._ahead.graphs.limit_bytes = for_graphs
         with torch.inference_mode():
-            for id in self._batch.make_room():
-                self._store.free(id)
-            self._store.trim(self._room)
+            for id in self._batch.evict_until_cache_fits():
+                self._store.free_row(id)
+            self._store.free_unused_memory(self._cache_room_tokens)
 
     def sleep(self) -> None:
         """Free the cache. On a GPU, also move the weights to the host."""
-        load = self.load()
+        load = self.get_load()
         if open_ones := load.running + load.waiting:
-            raise RuntimeError(f"{open_ones} requests run; the model cannot sleep")
+            raise RuntimeError(f"{open_ones} requests are running; the model cannot sleep until they end")
         if self._ahead is not None:
-            self._ahead.drop()
+            self._ahead.drop_launched_step()
         self._store.clear()
         self._prefixes.clear()
         self._bank.clear()
@@ -228,87 +230,90 @@ class ContinuousEngine:
     def stop(self) -> None:
         self._writing.clear()
         if self._ahead is not None:
-            self._ahead.drop()
+            self._ahead.drop_launched_step()
         self._store.clear()
 
     # ---- steps
 
     def _run_next_step(self) -> list[NewToken]:
-        step = self._batch.next()
+        step = self._batch.next_step()
         if step is None:
             return []
         began = time.perf_counter()
         for request in step.evicted:
-            self._store.free(request)
+            self._store.free_row(request)
         for id in step.requests:
-            self._store.ensure_row(id, tokens=self._batch.running[id].reserved, room_tokens=self._room)
-        if self._ahead is not None and self._ahead.begin(step):
+            self._store.ensure_row(
+                id, tokens=self._batch.running[id].reserved_tokens, room_tokens=self._cache_room_tokens
+            )
+        if self._ahead is not None and self._ahead.launch_if_capturable(step):
             return []
-        step, length = self._compute(step)
-        tokens = self._take(step)
-        self._count(step, length, made=len(tokens), began=began)
+        step, length = self._compute_step(step)
+        tokens = self._draw_tokens(step)
+        self._record_load(step, length, made=len(tokens), began=began)
         return tokens
 
-    def _compute(self, step: Step) -> tuple[Step, int]:
+    def _compute_step(self, step: Step) -> tuple[Step, int]:
         """Compute a step. Return the step without the tokens that kept prefixes supply, and the mean row length of a
         decode step.
         """
-        writing = {id for id in step.requests if self._batch.running[id].decodes}
+        writing = {id for id in step.requests if self._batch.running[id].is_decoding}
         reads = [
             self._next_prompt_part(id, most)
             for id, most in zip(step.requests, step.tokens, strict=True)
             if id not in writing
         ]
-        decodes = [
+        decode_parts = [
             self._decoder.decode_part(array, [self._batch.running[id].read for id in array.requests])
             for array in self._store.arrays.values()
             if writing.intersection(array.requests)
         ]
-        # All rows of an array compute together. A row that does not decode gets a dummy token. Parts to read come last,
-        # because reading a part overwrites the keys and values of the dummy token.
-        parts: list[ReadPart | DecodePart] = [*decodes, *reads]
+        # All rows of an array compute together, so a row that does not decode gets a dummy token. Prompt parts come
+        # last, because they overwrite the keys and values of the dummy tokens.
+        parts: list[ReadPart | DecodePart] = [*decode_parts, *reads]
         tokens: list[int] = []
         positions: list[int] = []
         last: dict[int, int] = {}
         for part in parts:
-            for id, start, count in part.spans():
+            for id, start, count in part.token_ranges():
                 tokens += self._writing[id].ids[start : start + count]
                 positions += range(start, start + count)
                 if isinstance(part, ReadPart) or id in writing:
                     last[id] = len(tokens) - 1
         adapted = self._adapted_tokens_of_parts(parts)
         device = self._decoder.device
-        states = self._decoder.states(
+        states = self._decoder.compute_states(
             torch.tensor(tokens, device=device), torch.tensor(positions, device=device), parts, adapted=adapted
         )
         for part in reads:
-            self._score(part, states[last[part.request] + 1 - part.count : last[part.request] + 1])
-        self._logits = self._decoder.logits(states, list(last.values()))
+            self._score_prompt_part(part, states[last[part.request] + 1 - part.count : last[part.request] + 1])
+        self._logits = self._decoder.compute_logits(states, list(last.values()))
         counts = {part.request: part.count for part in reads}
         step = msgspec.structs.replace(
             step, requests=tuple(last), tokens=tuple(counts.get(id, 1) for id in last),
             starts=tuple(self._batch.running[id].read for id in last),
         )  # fmt: skip
-        rows = sum(part.count for part in decodes)  # attention computes every row of an array up to the longest row
-        return step, 0 if step.prefill else sum(part.width * part.count for part in decodes) // rows
+        # Attention computes every row of an array up to the length of its longest row.
+        rows = sum(part.count for part in decode_parts)
+        return step, 0 if step.prefill else sum(part.width * part.count for part in decode_parts) // rows
 
-    def _score(self, part: ReadPart, states: torch.Tensor) -> None:
+    def _score_prompt_part(self, part: ReadPart, states: torch.Tensor) -> None:
         if (scores := self._writing[part.request].scores) is None:
             return
         most = positions_scored_at_once(self._decoder.vocabulary)
         for start in range(0, part.count, most):
             some = states[start : start + most]
-            scores.take(part.start + start, self._decoder.logits(some, range(len(some))))
+            scores.score_following_tokens(part.start + start, self._decoder.compute_logits(some, range(len(some))))
 
     def _adapted_tokens_of_parts(self, parts: Sequence[ReadPart | DecodePart]) -> AdaptedTokens | None:
         running = [self._writing[id].adapter for id in self._batch.running]
         if not any(running):
             return None
-        self._bank.hold([each for each in running if each is not None])
+        self._bank.ensure_stacked([each for each in running if each is not None])
         adapters: list[Adapter | None] = []
         soft: list[tuple[int, torch.Tensor]] = []
         for part in parts:
-            for id, start, count in part.spans():
+            for id, start, count in part.token_ranges():
                 adapter = self._writing[id].adapter
                 if adapter is not None and adapter.vectors is not None and start < len(adapter.vectors):
                     soft.append((len(adapters), adapter.vectors[start : start + count]))
@@ -317,56 +322,62 @@ class ContinuousEngine:
 
     def _next_prompt_part(self, id: int, most: int) -> ReadPart:
         state = self._batch.running[id]
-        array, row = self._store.row(id)
+        array, row = self._store.find_row(id)
         if not state.read:
-            state.read = self._begin(self._writing[id], array, row)
-        return ReadPart(id, array, start=state.read, count=min(most, state.unread))
+            state.read = self._copy_kept_prefix(self._writing[id], array, row)
+        return ReadPart(id, array, start=state.read, count=min(most, state.unread_tokens))
 
-    def _take(self, step: Step) -> list[NewToken]:
+    def _draw_tokens(self, step: Step) -> list[NewToken]:
         states = [self._batch.running[id] for id in step.requests]
-        done = [at for at, (state, count) in enumerate(zip(states, step.tokens, strict=True)) if state.unread == count]
+        done = [
+            at
+            for at, (state, count) in enumerate(zip(states, step.tokens, strict=True))
+            if state.unread_tokens == count
+        ]
         logits = self._logits if len(done) == len(states) else self._logits[done]
         writings = [self._writing[states[at].id] for at in done]
-        tokens = next_tokens(writings, logits) if writings else []
-        new = [writing.take(token, row) for writing, token, row in zip(writings, tokens, logits, strict=True)]
+        tokens = choose_next_tokens(writings, logits) if writings else []
+        new = [writing.add_token(token, row) for writing, token, row in zip(writings, tokens, logits, strict=True)]
         for at in done:
             if not states[at].made:
-                self._keep(self._writing[states[at].id])
+                self._keep_prompt_prefix(self._writing[states[at].id])
         self._record_finished_step(step, new)
         return new
 
     def _record_finished_step(self, step: Step, new: list[NewToken]) -> None:
         ended = [token.request for token in new if token.finish is not None]
-        self._batch.did(step, ended=ended)
+        self._batch.record_step(step, ended=ended)
         for id in ended:
-            self._store.free(id)
+            self._store.free_row(id)
             del self._writing[id]
 
     # ---- steps that were launched as graphs
 
-    def _settle(self) -> None:
+    def _read_launched_step(self) -> None:
         if self._ahead is not None:
             with torch.inference_mode():
-                self._settled += self._collect_launched_tokens(self._ahead, follow=False)
+                self._tokens_read_early += self._collect_launched_tokens(self._ahead, launch_next=False)
 
-    def _collect_launched_tokens(self, ahead: StepsAhead, *, follow: bool) -> list[NewToken]:
+    def _collect_launched_tokens(self, ahead: GraphStepLauncher, *, launch_next: bool) -> list[NewToken]:
         began = time.perf_counter()
-        length, found = ahead.read(follow=follow)
+        length, found = ahead.read_tokens(launch_next=launch_next)
         starts = tuple(self._batch.running[id].read for id, _ in found)
-        new = [self._writing[id].take(token if token >= 0 else ValueError(NOT_FINITE), None) for id, token in found]
+        new = [
+            self._writing[id].add_token(token if token >= 0 else ValueError(NOT_FINITE), None) for id, token in found
+        ]
         if new:
             requests = tuple(token.request for token in new)
             step = Step(False, requests, tokens=(1,) * len(new), starts=starts, writing=len(new))
             self._record_finished_step(step, new)
-            self._count(step, length, made=len(new), began=began)
+            self._record_load(step, length, made=len(new), began=began)
         return new
 
     # ---- prefixes
 
-    def _begin(self, writing: RequestText, array: Any, row: int) -> int:
-        if writing.scores is not None:  # scores need hidden states, which a kept prefix does not have
+    def _copy_kept_prefix(self, writing: RequestText, array: Any, row: int) -> int:
+        if writing.scores is not None:  # scoring a prompt requires reading all its tokens
             return 0
-        prefix, length = self._prefixes.find([writing.prefix()])
+        prefix, length = self._prefixes.find_shared_prefix([writing.prefix_cache_key()])
         if prefix is None:
             return 0
         for number, (keys, values) in enumerate(prefix.kv):
@@ -374,27 +385,27 @@ class ContinuousEngine:
             array.values[number][row, :, :length] = values[0, :, :length]
         return length
 
-    def _keep(self, writing: RequestText) -> None:
+    def _keep_prompt_prefix(self, writing: RequestText) -> None:
         length = writing.prompt_tokens
         size = length * self._store.token_bytes
         if size * 2 > self._prefixes.limit_bytes:
             return
-        array, row = self._store.row(writing.request.id)
+        array, row = self._store.find_row(writing.request.id)
         layers = [
             (keys[row : row + 1, :, :length].clone(), values[row : row + 1, :, :length].clone())
             for keys, values in zip(array.keys, array.values, strict=True)
         ]
-        self._prefixes.keep_recent_prompt(writing.prefix(length), layers, size)
+        self._prefixes.add_recent_prompt(writing.prefix_cache_key(length), layers, size)
 
     @property
-    def _room(self) -> float:
+    def _cache_room_tokens(self) -> float:
         return self._batch.limits.cache_tokens or float("inf")
 
-    def _count(self, step: Step, length: int, *, made: int, began: float) -> None:
+    def _record_load(self, step: Step, length: int, *, made: int, began: float) -> None:
         seconds = time.perf_counter() - began
-        self._load = self._load.after(
+        self._load = self._load.after_step(
             decoded=step.writing, running=max(len(self._batch.running), len(step.requests)),
             prompt_tokens=step.prompt_tokens, new_tokens=made, busy_s=seconds, evictions=len(step.evicted),
         )  # fmt: skip
-        if self._took is not None:
-            self._took(step, length, seconds)
+        if self._step_hook is not None:
+            self._step_hook(step, length, seconds)

@@ -27,14 +27,14 @@ import torch
 log = logging.getLogger(__name__)
 
 _WINDOW_S = 0.5  # seconds of computation between two checks of the processor time
-_CROWDED = 0.75  # threads are dropped if each gets less than this share of a core and few cores are idle
-_IDLE = 0.8  # mean number of idle cores that allows one more thread
-_TRY_AGAIN_S, _LONGEST_S = 5.0, 300.0
+_CROWDED_SHARE = 0.75  # if each thread gets less than this share of a core and few cores are idle, use fewer threads
+_MIN_IDLE_CORES = 0.8  # mean number of idle cores that allows one more thread
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 5.0, 300.0
 
 
 class CoreShare:
-    """Chooses the number of PyTorch threads within `computing()`. `idle_cores` returns mean idle cores since its last
-    call.
+    """Adapts the number of PyTorch threads within `computing()`. `idle_cores`: returns the mean number of idle cores
+    since its last call.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class CoreShare:
         self._idle_cores, self._clock, self._cpu_time = idle_cores, clock, cpu_time
         self._most: int | None = None  # maximum number of threads; None: no limit
         self._wall_s = self._cpu_s = self._thread_s = 0.0
-        self._try_at, self._pause_s = 0.0, _TRY_AGAIN_S
-        self._tries = False
+        self._try_at, self._pause_s = 0.0, _FIRST_PAUSE_S
+        self._is_trying_more_threads = False
         self._local = threading.local()
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        wanted, threads = self._fit()
+        wanted, threads = self._set_thread_count()
         began_s, began_cpu_s = self._clock(), self._cpu_time()
         try:
             yield
@@ -65,8 +65,8 @@ class CoreShare:
             if self._wall_s >= _WINDOW_S:
                 self._adapt_thread_count(now, wanted)
 
-    def _fit(self) -> tuple[int, int]:
-        """Set the thread count. Return the count that the calling program set, and the count that is now set."""
+    def _set_thread_count(self) -> tuple[int, int]:
+        """Limit PyTorch's threads. Return the number that the program chose, and the limited number."""
         has = torch.get_num_threads()
         wanted, was_set = getattr(self._local, "set", (has, has))
         if has != was_set:
@@ -80,54 +80,59 @@ class CoreShare:
     def _adapt_thread_count(self, now: float, wanted: int) -> None:
         threads, share, idle = self._thread_s / self._wall_s, self._cpu_s / self._wall_s, self._idle_cores()
         self._wall_s = self._cpu_s = self._thread_s = 0.0
-        if threads > 1 and share < _CROWDED * threads and idle < (threads - share) / 2:
-            if self._tries:
-                self._pause_s = min(_LONGEST_S, 2 * self._pause_s)
+        if threads > 1 and share < _CROWDED_SHARE * threads and idle < (threads - share) / 2:
+            if self._is_trying_more_threads:
+                self._pause_s = min(_MAX_PAUSE_S, 2 * self._pause_s)
             else:
-                log.info("other processes use these cores, too: %.0f threads had %.1f cores", threads, share)
-            self._most, self._try_at, self._tries = max(1, floor(share + 0.2)), now + self._pause_s, False
-        elif self._tries:
-            self._tries, self._pause_s = False, _TRY_AGAIN_S
-        elif self._most is not None and now >= self._try_at and idle >= _IDLE:
-            more = self._most + floor(idle + 1 - _IDLE)
-            self._most, self._tries = more if more < wanted else None, True
+                log.info("other processes use the same cores: %.0f threads got the time of %.1f cores", threads, share)
+            self._most, self._try_at, self._is_trying_more_threads = (
+                max(1, floor(share + 0.2)),
+                now + self._pause_s,
+                False,
+            )
+        elif self._is_trying_more_threads:
+            self._is_trying_more_threads, self._pause_s = False, _FIRST_PAUSE_S
+        elif self._most is not None and now >= self._try_at and idle >= _MIN_IDLE_CORES:
+            more = self._most + floor(idle + 1 - _MIN_IDLE_CORES)
+            self._most, self._is_trying_more_threads = more if more < wanted else None, True
 
 
-class _IdleClock:
-    """Returns the mean number of idle cores of this process since the last call."""
+class _IdleCoreMeter:
+    """Measures how many of this process's cores were idle on average since the last call."""
 
     def __init__(self) -> None:
-        self._at, self._idle_s = time.perf_counter(), _idle_s()
+        self._at, self._idle_s = time.perf_counter(), _total_idle_seconds()
 
     def __call__(self) -> float:
         began, before = self._at, self._idle_s
-        self._at, self._idle_s = time.perf_counter(), _idle_s()
+        self._at, self._idle_s = time.perf_counter(), _total_idle_seconds()
         return max(0.0, self._idle_s - before) / (self._at - began)
 
 
-def _idle_s() -> float:
+def _total_idle_seconds() -> float:
     mine, all_times = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
     return float(sum(times.idle + times.iowait for core, times in enumerate(all_times) if core in mine))
 
 
 @functools.cache
-def core_share() -> CoreShare:
-    return CoreShare(idle_cores=_IdleClock())
+def get_core_share() -> CoreShare:
+    return CoreShare(idle_cores=_IdleCoreMeter())
 
 
 def compute_context_for_device(device: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return the context manager for computation on a device, which adapts the thread count on a CPU."""
-    return core_share().computing if device.startswith("cpu") else contextlib.nullcontext
+    """Return a context manager for computing on a device. On a CPU, it adapts the number of threads."""
+    return get_core_share().computing if device.startswith("cpu") else contextlib.nullcontext
 
 
-_SOFT = 1  # `omp_pause_soft` (OpenMP 5.0 §3.2.43): threads end, settings stay. The next operation starts new threads
+_OMP_PAUSE_SOFT = 1
+"""`omp_pause_soft` (OpenMP 5.0 §3.2.43): the threads end, and the next operation starts new threads."""
 
 
 def release_helper_threads() -> None:
     """Stop the OpenMP helper threads of the calling thread, if PyTorch uses GNU OpenMP."""
     for path in _openmp_libraries():
-        with contextlib.suppress(AttributeError, OSError):  # OpenMP is older than 5.0, or the file was removed
-            ctypes.CDLL(path).omp_pause_resource_all(_SOFT)
+        with contextlib.suppress(AttributeError, OSError):  # OpenMP before 5.0 has no such function
+            ctypes.CDLL(path).omp_pause_resource_all(_OMP_PAUSE_SOFT)
 
 
 def _openmp_libraries() -> list[str]:

@@ -16,10 +16,10 @@ import torch
 
 from stoker.contexts.inference.adapter import Sampling
 from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart, RowArray
-from stoker.contexts.inference.kernels import TokenDraw, sample_tokens
+from stoker.contexts.inference.kernels import TokenSampler, sample_tokens
 from stoker.units import show_bytes
 
-_WARM_UPS = 2  # runs before a capture: CUDA libraries allocate workspaces and choose kernels in them
+_WARM_UPS = 2  # runs before a capture, in which CUDA libraries allocate memory and choose kernels
 
 Replay = Callable[[], None]  # a function that enqueues captured work on the device and returns without waiting
 
@@ -47,7 +47,7 @@ class CudaGraphs:
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                     function()
-            finally:  # if a capture fails at its end, PyTorch does not switch back from the side stream
+            finally:  # if the end of a capture fails, PyTorch stays on the side stream
                 torch.cuda.set_stream(current)
             self.held_bytes += max(0, torch.cuda.memory_reserved() - before)
         replay: Replay = graph.replay
@@ -89,7 +89,7 @@ class CudaGraphs:
         torch.cuda.synchronize()
 
 
-def cuda_graphs(device: torch.device) -> CudaGraphs | None:
+def create_cuda_graphs(device: torch.device) -> CudaGraphs | None:
     if device.type == "cuda":
         return CudaGraphs(device)
     log.info("graphs=True has no effect on %s: only CUDA devices can capture steps, so steps run eagerly", device)
@@ -99,18 +99,18 @@ def cuda_graphs(device: torch.device) -> CudaGraphs | None:
 log = logging.getLogger(__name__)
 
 USES_BEFORE_CAPTURE = 4
-"""Number of eager steps with a shape before its capture. A capture takes as long as about 20 eager steps."""
-_MOST_GRAPHS = 64
+"""Number of steps with the same shape before it is captured. A capture takes as long as about 20 steps."""
+_MAX_GRAPHS = 64
 _PROBE_TOKENS, _PROBE_STEPS = 7, 3
 
-GREEDY, DRAWS, NUCLEUS = "greedy", "draws", "nucleus"
-_GREEDY = TokenDraw(Sampling())
+GREEDY, SAMPLED, NUCLEUS = "greedy", "draws", "nucleus"
+_GREEDY = TokenSampler(Sampling())
 
 
 class RowInput(NamedTuple):
     token: int
     position: int
-    draw: TokenDraw
+    draw: TokenSampler
 
 
 class StepShape:
@@ -126,7 +126,7 @@ class StepShape:
             self.requests += [*array.requests, *[None] * (rows - len(array.requests))]
 
     @property
-    def length(self) -> int:
+    def mean_row_tokens(self) -> int:
         rows = zip(self.arrays, self.rows, strict=True)
         return sum(array.tokens * count for array, count in rows) // max(1, len(self.requests))
 
@@ -148,12 +148,11 @@ class DecodeGraphs:
         self._decoder = decoder
         self._backend = backend
         self._uses_before = USES_BEFORE_CAPTURE
-        self._most = 2 * rows  # the row count of each array is rounded up to a power of two
-        # Inputs and outputs of captured steps, one element per row. `written`: new token, or -1 if no token could be
-        # drawn.
-        zeros = torch.zeros((4, self._most), dtype=torch.int64, device=decoder.device)
-        self._tokens, self._positions, self._order, self._written = zeros.unbind()
-        self._draws = torch.zeros((3, self._most), dtype=torch.float64, device=decoder.device)
+        self._max_rows = 2 * rows  # the row count of each array is rounded up to a power of two
+        # Inputs and outputs of captured steps, one element per row. Output: the new token, or -1 for a failed draw.
+        zeros = torch.zeros((4, self._max_rows), dtype=torch.int64, device=decoder.device)
+        self._tokens, self._positions, self._order, self._output_tokens = zeros.unbind()
+        self._draws = torch.zeros((3, self._max_rows), dtype=torch.float64, device=decoder.device)
         """Sampling inputs of each row: temperature (0 = greedy), `top_p`, and random number."""
         self._buffer_bytes = int(zeros.nbytes + self._draws.nbytes)
         self._graphs: dict[tuple[object, ...], tuple[Replay, list[tuple[RowArray, int]]]] = {}
@@ -165,14 +164,14 @@ class DecodeGraphs:
     def held_bytes(self) -> int:
         return self._backend.held_bytes + self._buffer_bytes
 
-    def capturable_step_shape(self, arrays: Sequence[RowArray], draws: Sequence[TokenDraw]) -> StepShape | None:
-        """Return the shape of a step over all rows; None if the step must run eagerly."""
+    def capturable_step_shape(self, arrays: Sequence[RowArray], draws: Sequence[TokenSampler]) -> StepShape | None:
+        """Return the shape of a step over all rows, or None if the step must run without a graph."""
         if self.failed:
             return None
-        drawing = [draw for draw in draws if not draw.greedy]
-        kind = NUCLEUS if any(draw.top_p < 1 for draw in drawing) else DRAWS if drawing else GREEDY
+        drawing = [draw for draw in draws if not draw.is_greedy]
+        kind = NUCLEUS if any(draw.top_p < 1 for draw in drawing) else SAMPLED if drawing else GREEDY
         shape = StepShape([array for array in arrays if array.requests], kind)
-        return shape if len(shape.requests) <= self._most else None
+        return shape if len(shape.requests) <= self._max_rows else None
 
     def launch(
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
@@ -186,30 +185,30 @@ class DecodeGraphs:
             uses = self._uses[shape.key] = self._uses.get(shape.key, 0) + 1
             if uses <= self._uses_before or not self._capture_decode_graph(shape, inputs):
                 return None
-        replay, _ = self._graphs[shape.key] = self._graphs.pop(shape.key)  # move it to the end: most recently used
+        replay, _ = self._graphs[shape.key] = self._graphs.pop(shape.key)  # move the graph to the end (last used)
         if after is None or after.shape.key != shape.key or after.shape.requests != shape.requests:
-            self._place(shape, inputs, after=after)
+            self._fill_inputs(shape, inputs, after=after)
         if shape.draws != GREEDY:
-            numbers = [0.0 if id is None else inputs(id).draw.number() for id in shape.requests]
+            numbers = [0.0 if id is None else inputs(id).draw.next_random_number() for id in shape.requests]
             self._upload(numbers, self._draws[2])
         replay()
-        return LaunchedStep(shape, self._backend.download(self._written[: len(shape.requests)]))
+        return LaunchedStep(shape, self._backend.download(self._output_tokens[: len(shape.requests)]))
 
-    def drop(self) -> None:
+    def drop_graphs(self) -> None:
         self._backend.wait()
         self._graphs.clear()
         self._uses.clear()
         self._backend.clear()
 
-    def check(self) -> bool:
-        """Compare captured steps with eager steps. After a difference, return False and run all later steps eagerly."""
+    def check_against_eager_steps(self) -> bool:
+        """Compare the results of captured and eager steps. If they differ, return False and never use graphs again."""
         try:
-            off = self._difference()
+            off = self._measure_difference()
         except Exception as error:
-            return self._give_up(f"the first capture failed ({type(error).__name__}: {error})")
-        self.drop()
+            return self._disable_graphs(f"the first capture failed ({type(error).__name__}: {error})")
+        self.drop_graphs()
         if not off < (1e-3 if self._decoder.dtype == torch.float32 else 0.15):
-            return self._give_up(f"captured steps differ from eager steps by {off:.2g} standard deviations")
+            return self._disable_graphs(f"captured steps differ from eager steps by {off:.2g} standard deviations")
         return True
 
     # ---- captures
@@ -220,32 +219,32 @@ class DecodeGraphs:
             for key, (replay, versions) in self._graphs.items()
             if key != shape.key and all(array.version == version for array, version in versions)
         }
-        if len(self._graphs) == _MOST_GRAPHS:
+        if len(self._graphs) == _MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         if not self._graphs:
             self._backend.clear()
-        self._place(shape, inputs)  # the warm-up changes the buffers, so the caller must fill them again
+        self._fill_inputs(shape, inputs)  # the warm-up runs change these inputs, so the caller must fill them again
         try:
             replay = self._backend.capture(partial(self._run_decode_step, shape))
         except Exception as error:  # too little memory, or an uncapturable operation
-            return self._give_up(f"a capture failed ({type(error).__name__}: {error})")
+            return self._disable_graphs(f"a capture failed ({type(error).__name__}: {error})")
         self._graphs[shape.key] = replay, shape.versions
         if 0 < self.limit_bytes < self.held_bytes:
-            held, self._most = self.held_bytes, len(shape.requests) // 2
-            self.drop()
+            held, self._max_rows = self.held_bytes, len(shape.requests) // 2
+            self.drop_graphs()
             log.warning(
-                "graphs of %d rows use %s, and the limit is %s: steps of more than %d rows run eagerly",
-                len(shape.requests), show_bytes(held), show_bytes(self.limit_bytes), self._most,
+                "CUDA graphs of %d rows use %s, above the limit of %s: steps of more than %d rows run without graphs",
+                len(shape.requests), show_bytes(held), show_bytes(self.limit_bytes), self._max_rows,
             )  # fmt: skip
             return False
         return True
 
-    def _give_up(self, why: str) -> bool:
+    def _disable_graphs(self, why: str) -> bool:
         self.failed = True
-        log.warning("decode steps run without graphs: %s", why)
+        log.warning("decode steps run without CUDA graphs: %s", why)
         try:
-            self.drop()
-        except Exception as error:  # if the device has failed, the next step raises again
+            self.drop_graphs()
+        except Exception as error:  # continue without graphs; if the device has failed, the next step raises
             log.debug("graphs could not be dropped: %s", error)
         return False
 
@@ -258,15 +257,17 @@ class DecodeGraphs:
             parts.append(DecodePart(array, here, dtype=self._decoder.dtype))
             following.append((here + 1).clamp(max=array.tokens - 1))  # keep positions of unused rows within the array
             at += rows
-        logits = self._decoder.logits(self._decoder.states(tokens, positions, parts), range(count))
-        written = _choose_tokens(logits, self._draws[:, :count], shape.draws)
-        self._written[:count].copy_(written)
+        logits = self._decoder.compute_logits(self._decoder.compute_states(tokens, positions, parts), range(count))
+        written = _choose_next_tokens(logits, self._draws[:, :count], shape.draws)
+        self._output_tokens[:count].copy_(written)
         tokens.copy_(written.clamp(min=0))
         positions.copy_(torch.cat(following))
 
     # ---- inputs
 
-    def _place(self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None) -> None:
+    def _fill_inputs(
+        self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
+    ) -> None:
         none = RowInput(0, 0, _GREEDY)
         rows = [none if id is None else inputs(id) for id in shape.requests]
         if after is None:
@@ -286,12 +287,14 @@ class DecodeGraphs:
 
     # ---- comparison with eager steps
 
-    def _difference(self) -> float:
-        """Return by how many standard deviations captured greedy steps miss the highest logit of eager steps."""
+    def _measure_difference(self) -> float:
+        """Run captured and eager steps. Return by how many standard deviations the eager logit of a captured step's
+        token is below the highest eager logit.
+        """
         decoder, store = self._decoder, self._decoder.new_store()
         tokens = [7 * place % decoder.vocabulary for place in range(_PROBE_TOKENS)]
         store.ensure_row(0, tokens=_PROBE_TOKENS + 2 * _PROBE_STEPS, room_tokens=float("inf"))
-        array, _ = store.row(0)
+        array, _ = store.find_row(0)
         part = ReadPart(0, array, start=0, count=_PROBE_TOKENS)
         decoder.forward(tokens, range(_PROBE_TOKENS), [part], last=[_PROBE_TOKENS - 1])
         shape, token, missed = StepShape([array], GREEDY), tokens[0], list[torch.Tensor]()
@@ -299,18 +302,18 @@ class DecodeGraphs:
         def inputs(_id: int) -> RowInput:
             return RowInput(token, _PROBE_TOKENS, _GREEDY)
 
-        self._place(shape, inputs)
+        self._fill_inputs(shape, inputs)
         replay = self._backend.capture(partial(self._run_decode_step, shape))
-        self._place(shape, inputs)
+        self._fill_inputs(shape, inputs)
         for place in range(_PROBE_TOKENS, _PROBE_TOKENS + _PROBE_STEPS):
             expected = decoder.forward([token], [place], [decoder.decode_part(array, [place])], last=[0])[0].float()
             replay()
-            [token] = self._backend.download(self._written[:1])()
+            [token] = self._backend.download(self._output_tokens[:1])()
             missed.append((expected.max() - expected[token]) / expected.std())
         return float(torch.stack(missed).max())
 
 
-def _choose_tokens(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tensor:
+def _choose_next_tokens(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tensor:
     likeliest = logits.float().argmax(dim=-1)
     if kind == GREEDY:
         return likeliest

@@ -19,14 +19,14 @@ import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from stoker.contexts.inference.adapter import (
-    Finish,
+    FinishReason,
     GenerationRequest,
     ModelTexts,
     NewToken,
     PromptToken,
     Sampling,
-    TokenChance,
-    Written,
+    TokenLikelihood,
+    WrittenText,
 )
 from stoker.contexts.inference.peft_adapters import Adapter
 from stoker.contexts.inference.token_rules import apply_token_rules, build_token_rules
@@ -43,7 +43,7 @@ def has_fast_bfloat16() -> bool:
     return asked is None or platform.machine() not in ("x86_64", "AMD64") or bool(asked()) or uses_matrix_tiles()
 
 
-_ROWS_EXPECTED = 64
+_EXPECTED_ROWS = 64
 
 
 def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
@@ -54,25 +54,25 @@ def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 class PackedLinear:
-    """Linear layers with the same input, computed as one matrix product if that is faster. `packs`: dtype of a weight
-    copy.
+    """Linear layers with the same input, as one matrix product if that is faster. `copy_dtype`: dtype of a reordered
+    copy of the weights; None for no copy.
     """
 
-    def __init__(self, layers: Sequence[Any], *, packs: torch.dtype | None) -> None:
+    def __init__(self, layers: Sequence[Any], *, copy_dtype: torch.dtype | None) -> None:
         self._layers = list(layers)
         self._packed: Any = None
         self._fused: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
         self.packed_bytes = 0
         weight = self._layers[0].weight
-        self._widens = packs is not None and packs != weight.dtype
-        if packs is not None and weight.device.type == "cpu":
-            self._pack(packs)
+        self._converts_to_float32 = copy_dtype is not None and copy_dtype != weight.dtype
+        if copy_dtype is not None and weight.device.type == "cpu":
+            self._pack_weights(copy_dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute `[rows, all outputs in the order of the layers]` from `[rows, in]`."""
-        if self._packed is not None:  # slower for one row, but the batch must not affect results
-            wide = x.float() if self._widens else x
+        """Apply the layers to inputs `[rows, in]`. Return their outputs side by side, `[rows, out]`."""
+        if self._packed is not None:  # also for one row, where it is slower, so that results do not depend on the batch
+            wide = x.float() if self._converts_to_float32 else x
             product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(wide, self._packed, self._bias, "none", [], "")
             return product.to(x.dtype)
         if self._fused is not None:
@@ -81,7 +81,7 @@ class PackedLinear:
             return linear(x, self._layers[0].weight, self._layers[0].bias)
         return torch.cat([linear(x, layer.weight, layer.bias) for layer in self._layers], dim=-1)
 
-    def fuse(self) -> None:
+    def fuse_weights(self) -> None:
         """Store all weights in one tensor, and make the layers' weights views of it."""
         if len(self._layers) == 1 or self._packed is not None:
             return
@@ -92,8 +92,8 @@ class PackedLinear:
                 layer.weight.data = part
             self._bias = self._joined_bias(self._fused.dtype)
 
-    def unfuse(self) -> None:
-        if self._fused is not None:  # a packed layer has no `_fused` weights and needs its bias
+    def release_fused_weights(self) -> None:
+        if self._fused is not None:  # a packed layer is not fused, and must keep its bias
             self._fused = self._bias = None
 
     def _joined_bias(self, dtype: torch.dtype) -> torch.Tensor | None:
@@ -105,11 +105,11 @@ class PackedLinear:
         ]
         return torch.cat(parts).to(dtype)
 
-    def _pack(self, dtype: torch.dtype) -> None:
+    def _pack_weights(self, dtype: torch.dtype) -> None:
         weight = torch.cat([layer.weight.detach() for layer in self._layers]).to(dtype)
         self._bias = self._joined_bias(dtype)
         try:
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_EXPECTED)
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _EXPECTED_ROWS)
         except (AttributeError, RuntimeError):  # PyTorch lacks oneDNN, or oneDNN does not support this processor
             return
         self.packed_bytes = weight.nbytes
@@ -159,24 +159,24 @@ def attend_by_matrix_products(
 
 
 ON_GPU: DecodeAttention = attend_with_grouped_queries
-"""With a mask, PyTorch's `enable_gqa` copies keys and values for each head on a GPU and computes in `float32`."""
+"""Attention on a GPU. It avoids `enable_gqa`, with which PyTorch would copy keys and values for each head."""
 
 
 NOT_FINITE = "the model's logits for the next token are not finite"
 
 
-class TokenDraw:
+class TokenSampler:
     def __init__(self, sampling: Sampling) -> None:
         self.temperature = sampling.temperature
         self.top_p = sampling.top_p
-        self._chance = random.Random(combine_seed_pair(sampling.seed)) if sampling.temperature else None
+        self._random = random.Random(combine_seed_pair(sampling.seed)) if sampling.temperature else None
 
     @property
-    def greedy(self) -> bool:
-        return self._chance is None
+    def is_greedy(self) -> bool:
+        return self._random is None
 
-    def number(self) -> float:
-        return 0.0 if self._chance is None else self._chance.random()
+    def next_random_number(self) -> float:
+        return 0.0 if self._random is None else self._random.random()
 
 
 def combine_seed_pair(seed: tuple[int, int]) -> int:
@@ -201,14 +201,14 @@ def sample_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) -
     return tokens.masked_fill(~total.isfinite(), -1)[:, 0]
 
 
-def sample_or_argmax_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exception]:
-    greedy = any(draw.greedy for draw in draws)
-    found: list[int | Exception] = [*likeliest_tokens(logits)] if greedy else [-1] * len(draws)
+def sample_or_argmax_tokens(draws: list[TokenSampler], logits: torch.Tensor) -> list[int | Exception]:
+    greedy = any(draw.is_greedy for draw in draws)
+    found: list[int | Exception] = [*find_likeliest_tokens(logits)] if greedy else [-1] * len(draws)
     for nucleus in (False, True):
-        rows = [at for at, draw in enumerate(draws) if not draw.greedy and (draw.top_p < 1) == nucleus]
+        rows = [at for at, draw in enumerate(draws) if not draw.is_greedy and (draw.top_p < 1) == nucleus]
         if not rows:
             continue
-        options = [(draws[at].temperature, draws[at].top_p, draws[at].number()) for at in rows]
+        options = [(draws[at].temperature, draws[at].top_p, draws[at].next_random_number()) for at in rows]
         table = torch.tensor(options, dtype=torch.float64, device=logits.device).T
         tokens = sample_tokens(logits[rows], table, nucleus=nucleus).tolist()
         for at, token in zip(rows, tokens, strict=True):
@@ -216,8 +216,8 @@ def sample_or_argmax_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> lis
     return found
 
 
-def likeliest_tokens(logits: torch.Tensor) -> list[int]:
-    """PyTorch's `argmax` is slow on CPUs in half precision, so split rows."""
+def find_likeliest_tokens(logits: torch.Tensor) -> list[int]:
+    """Return the likeliest token of each row. Split the rows on CPUs, where `argmax` is slow in half precision."""
     rows, size = logits.shape
     parts = next((parts for parts in (64, 48, 40, 32, 16) if size % parts == 0), 1)
     if logits.device.type != "cpu" or parts == 1:
@@ -230,13 +230,13 @@ def likeliest_tokens(logits: torch.Tensor) -> list[int]:
 
 # ---- texts
 
-_LOGITS_AT_ONCE = 8_000_000
+_MAX_LOGITS_AT_ONCE = 8_000_000
 _LARGE_VOCABULARY = 262_144
 
 
 def positions_scored_at_once(vocabulary: int) -> int:
     """Return the number of prompt positions to score together. Their logits need about 32 MB."""
-    return max(1, _LOGITS_AT_ONCE // (vocabulary or _LARGE_VOCABULARY))
+    return max(1, _MAX_LOGITS_AT_ONCE // (vocabulary or _LARGE_VOCABULARY))
 
 
 class PromptScores:
@@ -253,7 +253,7 @@ class PromptScores:
     def tokens(self) -> tuple[PromptToken, ...]:
         return tuple(self._tokens)
 
-    def take(self, start: int, logits: torch.Tensor) -> None:
+    def score_following_tokens(self, start: int, logits: torch.Tensor) -> None:
         """Score the tokens that follow the positions from `start`. `logits`: `[positions, vocabulary]`."""
         first = start + 1 - self._before
         skipped = max(0, 1 - first)  # the first token and tokens of a soft prompt have no likelihood
@@ -266,19 +266,19 @@ class PromptScores:
         chances, likeliest = rows.topk(min(self._most, rows.shape[-1]))
         found = zip(tokens, own[:, 0].tolist(), likeliest.tolist(), (chances - total).tolist(), strict=True)
         for at, (token, logprob, ids, logprobs) in enumerate(found, start=first + skipped):
-            self._tokens[at] = PromptToken(token, logprob, tuple(map(TokenChance, ids, logprobs)))
+            self._tokens[at] = PromptToken(token, logprob, tuple(map(TokenLikelihood, ids, logprobs)))
 
 
 class RequestText:
-    """A request and its text so far. `ids`: tokens of prompt and text (0 in a soft prompt). `scores`: scores of the
-    prompt, if requested.
+    """A request and its text so far. `ids`: tokens of the soft prompt (all 0), the prompt and the text. `scores`: None
+    unless the request wants log-likelihoods of its prompt.
     """
 
     def __init__(self, request: GenerationRequest, texts: ModelTexts, *, adapter: Adapter | None = None) -> None:
         self.request = request
         self.adapter = adapter
-        self.written = Written(texts, request)
-        self.draw = TokenDraw(request.sampling)
+        self.written = WrittenText(texts, request)
+        self.draw = TokenSampler(request.sampling)
         self.rules = build_token_rules(request, texts)
         self.ids = [0] * (adapter.virtual_tokens if adapter is not None else 0) + list(request.prompt)
         self.prompt_tokens = len(self.ids)
@@ -291,29 +291,29 @@ class RequestText:
         has_matrices = self.adapter is not None and bool(self.adapter.matrices)
         return not self.request.sampling.logprobs and self.rules is None and not has_matrices
 
-    def prefix(self, length: int | None = None) -> tuple[int, ...]:
+    def prefix_cache_key(self, length: int | None = None) -> tuple[int, ...]:
         ids = self.ids[:length]
-        return tuple(ids) if self.adapter is None else self.adapter.prefix(ids)
+        return tuple(ids) if self.adapter is None else self.adapter.prefix_cache_key(ids)
 
-    def take(self, token: int | Exception, logits: torch.Tensor | None) -> NewToken:
+    def add_token(self, token: int | Exception, logits: torch.Tensor | None) -> NewToken:
         id, most = self.request.id, self.request.sampling.logprobs
         prompt = self.scores.tokens if self.scores is not None else ()
         self.scores, is_last = None, False
         if not self.request.sampling.max_new_tokens and not isinstance(token, Exception):
-            return NewToken(id, -1, finish=Finish.LENGTH, prompt=prompt)
+            return NewToken(id, -1, finish=FinishReason.LENGTH, prompt=prompt)
         if self.rules is not None:
-            is_last = isinstance(token, int) and self.rules.take(token)
+            is_last = isinstance(token, int) and self.rules.record_token(token)
             if failure := self.rules.failure:
-                return NewToken(id, -1, finish=Finish.STOP, error=str(failure), option=failure.option)
+                return NewToken(id, -1, finish=FinishReason.STOP, error=str(failure), option=failure.option)
         if isinstance(token, Exception):
-            return NewToken(id, -1, finish=Finish.STOP, error=f"no token could be drawn: {token}")
+            return NewToken(id, -1, finish=FinishReason.STOP, error=f"no token could be drawn: {token}")
         self.ids.append(token)
         text = self.written.add(token, is_last=is_last)
-        logprob, likeliest = chances_of(token, logits, most=most) if most and logits is not None else (None, ())
+        logprob, likeliest = log_likelihoods_of(token, logits, most=most) if most and logits is not None else (None, ())
         return NewToken(id, token, text, self.written.finish, logprob, likeliest, prompt=prompt)
 
 
-def next_tokens(writings: Sequence[RequestText], logits: torch.Tensor) -> list[int | Exception]:
+def choose_next_tokens(writings: Sequence[RequestText], logits: torch.Tensor) -> list[int | Exception]:
     """Return each request's next token, or an exception. May change `logits` if no request needs likelihoods."""
     ruled = [at for at, writing in enumerate(writings) if writing.rules is not None]
     draws = [writing.draw for writing in writings]
@@ -325,14 +325,14 @@ def next_tokens(writings: Sequence[RequestText], logits: torch.Tensor) -> list[i
     if plain:
         found.update(zip(plain, sample_or_argmax_tokens([draws[at] for at in plain], logits[plain]), strict=True))
     if plain or any(writing.request.sampling.logprobs for writing in writings):
-        logits = logits[ruled]  # a copy, because likelihoods must ignore the rules
+        logits = logits[ruled]  # copy the rows, because the rules must not change likelihoods
     tokens = sample_or_argmax_tokens([draws[at] for at in ruled], apply_token_rules(rules, logits))
     found.update(zip(ruled, tokens, strict=True))
     return [found[at] for at in range(len(writings))]
 
 
-def chances_of(token: int, logits: torch.Tensor, *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
+def log_likelihoods_of(token: int, logits: torch.Tensor, *, most: int) -> tuple[float, tuple[TokenLikelihood, ...]]:
     steps = torch.log_softmax(logits.float(), dim=-1)
     found, tokens = steps.topk(min(most, len(steps)))
-    likeliest = tuple(TokenChance(int(id), float(chance)) for id, chance in zip(tokens, found, strict=True))
+    likeliest = tuple(TokenLikelihood(int(id), float(chance)) for id, chance in zip(tokens, found, strict=True))
     return float(steps[token]), likeliest

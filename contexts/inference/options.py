@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from stoker.config_errors import did_you_mean
+from stoker.config_errors import suggest_similar_name
 
 STRUCTURES = ("json_schema", "regex", "choice", "grammar")
 """Options for the form of a text. A request has at most one of them."""
@@ -50,7 +50,9 @@ def check_options(options: Sequence[tuple[str, Any]], *, json_schema: str = "") 
     """Raise OptionRefused for an unknown name, an invalid value, or two options for the form of a text."""
     for name, value in options:
         if name not in ENGINE_OPTIONS:
-            raise OptionRefused(name, f"{name} is not an option of an engine; {did_you_mean(name, ENGINE_OPTIONS)}")
+            raise OptionRefused(
+                name, f"{name} is not an option of an engine; {suggest_similar_name(name, ENGINE_OPTIONS)}"
+            )
         kind, shape = ENGINE_OPTIONS[name]
         try:
             msgspec.convert(value, kind)

@@ -22,8 +22,8 @@ from torch.nn.functional import linear
 from stoker.contexts.adapter_files import GROUPS, VECTORS, WEIGHTS, BaseShapes, read_adapter_files
 from stoker.contexts.inference.options import OptionRefused
 
-_SHARE = 4  # kept adapters need at most the base model's bytes / 4, unless open requests need more
-_IDS = 1 << 32
+_WEIGHTS_PER_ADAPTER_BYTE = 4  # several cached adapters need at most 1/4 of the base model's bytes
+_ID_RANGE = 1 << 32
 
 
 class Adapter:
@@ -55,19 +55,17 @@ class Adapter:
     def virtual_tokens(self) -> int:
         return 0 if self.vectors is None else len(self.vectors)
 
-    def prefix(self, ids: Sequence[int]) -> tuple[int, ...]:
+    def prefix_cache_key(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Return the cache key of a token prefix, which differs between adapters."""
-        return tuple(id + self.number * _IDS for id in ids)
+        return tuple(id + self.number * _ID_RANGE for id in ids)
 
 
 class AdapterCache:
-    """The recently used adapters of a base model, by name. `share_of`: bytes of the base model's weights, which limit
-    the cache.
-    """
+    """The most recently used adapters of a base model, by name. `share_of`: bytes of the base model's weights."""
 
     def __init__(self, folders: Mapping[str, str], base: BaseShapes, *, dtype: torch.dtype, share_of: int) -> None:
         self._folders = folders
-        self._base, self._dtype, self._limit = base, dtype, share_of // _SHARE
+        self._base, self._dtype, self._limit = base, dtype, share_of // _WEIGHTS_PER_ADAPTER_BYTE
         self._kept: OrderedDict[str, Adapter] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -97,7 +95,7 @@ def find_adapter_folder(folders: Mapping[str, str], name: str) -> str:
     return folders[name]
 
 
-class _Stack(NamedTuple):
+class _LoraStack(NamedTuple):
     """LoRA matrices of all adapters for one group of projections. `down`: stacked matrices A, `[ranks, in]`. `owners`:
     the adapter of each rank. `ups`: for each projection, ranks, columns in the group's result, and stacked matrices B,
     `[ranks, out]`.
@@ -119,11 +117,11 @@ class AdapterBank:
         self.base = base
         self._devices = devices
         self.places: dict[Adapter, int] = {}
-        self.stacks: dict[tuple[int, str], _Stack] = {}
+        self.stacks: dict[tuple[int, str], _LoraStack] = {}
         self.size_bytes = 0
 
-    def hold(self, adapters: Sequence[Adapter]) -> None:
-        """Stack the matrices of these adapters, unless the bank already holds them and at most as many others."""
+    def ensure_stacked(self, adapters: Sequence[Adapter]) -> None:
+        """Stack the matrices of these adapters. Do nothing if they are stacked with at most as many others."""
         wanted = [each for each in dict.fromkeys(adapters) if each.matrices]
         if all(each in self.places for each in wanted) and len(self.places) <= 2 * len(wanted):
             return
@@ -131,14 +129,16 @@ class AdapterBank:
         self.places = {each: place for place, each in enumerate(wanted)}
         for layer, device in enumerate(self._devices):
             for group, projections in GROUPS.items():
-                if (stack := self._stack(wanted, layer, projections, device)) is not None:
+                if (stack := self._build_stack(wanted, layer, projections, device)) is not None:
                     self.stacks[layer, group] = stack
                     self.size_bytes += stack.size_bytes
 
     def clear(self) -> None:
         self.places, self.stacks, self.size_bytes = {}, {}, 0
 
-    def _stack(self, adapters: Sequence[Adapter], layer: int, projections: Sequence[str], device: Any) -> _Stack | None:
+    def _build_stack(
+        self, adapters: Sequence[Adapter], layer: int, projections: Sequence[str], device: Any
+    ) -> _LoraStack | None:
         downs: list[torch.Tensor] = []
         owners: list[int] = []
         ups: list[tuple[slice, slice, torch.Tensor]] = []
@@ -154,28 +154,28 @@ class AdapterBank:
                 up = torch.cat([up.T for _, (_, up) in found]).to(device)
                 ups.append((slice(first, len(owners)), slice(at, at + gives), up))
             at += gives
-        return _Stack(torch.cat(downs).to(device), tuple(owners), tuple(ups)) if downs else None
+        return _LoraStack(torch.cat(downs).to(device), tuple(owners), tuple(ups)) if downs else None
 
 
 class AdaptedTokens:
-    """The adapters of a step's tokens. `soft`: token indices, and the vectors that replace their embeddings."""
+    """The adapters of a step's tokens. `soft`: soft prompts as pairs of first token index and vectors."""
 
     def __init__(
         self, bank: AdapterBank, adapters: Sequence[Adapter | None], soft: Sequence[tuple[int, torch.Tensor]]
     ) -> None:
         self._bank = bank
-        self._soft = soft
+        self._soft_prompts = soft
         places = [-1 if each is None else bank.places.get(each, -1) for each in adapters]
         self._rows = [at for at, place in enumerate(places) if place >= 0]
-        self._all = len(self._rows) == len(places)
+        self._adapts_all_rows = len(self._rows) == len(places)
         self._places = [places[at] for at in self._rows]
         self._made: dict[tuple[Any, tuple[int, ...]], tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def embed(self, x: torch.Tensor) -> None:
-        for at, vectors in self._soft:
+    def insert_soft_prompts(self, x: torch.Tensor) -> None:
+        for at, vectors in self._soft_prompts:
             x[at : at + len(vectors)] = vectors.to(x.device)
 
-    def add(self, layer: int, group: str, x: torch.Tensor, out: torch.Tensor) -> None:
+    def add_lora(self, layer: int, group: str, x: torch.Tensor, out: torch.Tensor) -> None:
         """Add the adapters' contribution to `out`, the result of a group of projections, in place."""
         stack = self._bank.stacks.get((layer, group))
         if stack is None or not self._rows:
@@ -183,9 +183,9 @@ class AdaptedTokens:
         rows, others = self._rows_and_other_owner_mask(x.device, stack.owners)
         # Do not multiply by a mask of 0 and 1: another adapter's large numbers may overflow to infinity, and 0 times
         # infinity is NaN.
-        low = linear(x if self._all else x[rows], stack.down).masked_fill_(others, 0.0)
+        low = linear(x if self._adapts_all_rows else x[rows], stack.down).masked_fill_(others, 0.0)
         for ranks, places, up in stack.ups:
-            if self._all:
+            if self._adapts_all_rows:
                 out[:, places].addmm_(low[:, ranks], up)
             else:
                 out[:, places].index_add_(0, rows, low[:, ranks] @ up)

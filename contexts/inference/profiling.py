@@ -16,22 +16,22 @@ from typing import TypeVar
 
 import msgspec
 
-from stoker.contexts.batching import Step, row_tokens
+from stoker.contexts.batching import Step, rounded_row_tokens
 from stoker.contexts.inference.adapter import EngineLoad, GenerationRequest, InferenceEngine, NewToken, Sampling
 from stoker.contexts.step_times import (
     StepModel,
     StepProfile,
     StepSample,
     StepTimes,
+    group_samples,
     mean_attended_tokens,
-    padded_length,
+    mean_padded_length,
     powers_of_two_up_to,
-    times_of,
 )
 
 T = TypeVar("T")
 
-COLD_STEPS = 4  # first steps of a process that are ignored, because memory and kernels are cold
+COLD_STEPS = 4  # number of first steps to ignore, because they are slower (memory and kernels are cold)
 
 
 class StepCollector:
@@ -39,14 +39,14 @@ class StepCollector:
         self.known = StepModel()
         self.paused = False  # true while a profiler measures
         self.urgent = False  # true if a profiler's times wait to be sent
-        self._fresh = StepModel()
+        self._unsent = StepModel()
         self._taken = threading.Event()
         self._steps = 0
         self._last: StepSample | None = None
         self._lock = threading.Lock()
 
-    def took(self, step: Step, length: int, seconds: float) -> None:
-        """Keep a step for `add_step`. `seconds`: time that the engine needed to compute the step."""
+    def record_step(self, step: Step, length: int, seconds: float) -> None:
+        """Remember a step for `add_step`. `seconds`: time that the engine needed to compute it."""
         self._steps += 1
         if self.paused or self._steps <= COLD_STEPS:
             return
@@ -57,43 +57,40 @@ class StepCollector:
         self._last = StepSample(step.prefill, tokens, mean, seconds)
 
     def add_step(self, seconds: float) -> None:
-        """Add the last step. `seconds`: its whole time, with accepting requests before it and sending tokens after it.
-
-        The next step begins only then, unless the device computes it meanwhile.
-        """
+        """Add the last recorded step. `seconds`: time from accepting requests before it to sending its tokens."""
         sample, self._last = self._last, None
         if sample is None:
             return
         sample = msgspec.structs.replace(sample, seconds=max(sample.seconds, seconds))
         with self._lock:
-            used, deviation = self.known.learn(sample)
+            used, deviation = self.known.add_limited_sample(sample)
             if deviation is not None:
-                self._fresh.count_error(deviation, prefill=sample.prefill)
-            self._fresh.add(used)
+                self._unsent.record_error(deviation, prefill=sample.prefill)
+            self._unsent.add(used)
 
     def replace_known_times(self, times: StepTimes) -> None:
         with self._lock:
-            self.known, self._fresh = StepModel(times), StepModel(self._fresh.times.joined(times))
+            self.known, self._unsent = StepModel(times), StepModel(self._unsent.times.joined_with(times))
             self.urgent = True
             self._taken.clear()
 
-    def taken(self, *, timeout_s: float) -> bool:
+    def wait_until_taken(self, *, timeout_s: float) -> bool:
         return self._taken.wait(timeout_s)
 
-    def take(self) -> StepTimes:
+    def take_times(self) -> StepTimes:
         with self._lock:
-            times = self._fresh.times
-            self._fresh, self.urgent = StepModel(), False
+            times = self._unsent.times
+            self._unsent, self.urgent = StepModel(), False
             self._taken.set()
         return times
 
 
 PROFILED_LENGTH = 4096  # maximum tokens of a measured prompt
-_QUICK_LENGTH = 1024
-_SHORTEST = 16
-_WORKLOADS = 100
-_WEIGHT = 20  # a profiler's median counts as much as this number of measured steps
-_FIRST_ID = 1 << 60
+_QUICK_PROFILED_LENGTH = 1024
+_SHORTEST_PROMPT = 16
+_WORKLOAD_COUNT = 100
+_MEDIAN_WEIGHT = 20  # a median counts as much as this number of steps measured during calls
+_FIRST_REQUEST_ID = 1 << 60
 
 
 class _ProfileEffort(msgspec.Struct, frozen=True):
@@ -105,7 +102,7 @@ class _ProfileEffort(msgspec.Struct, frozen=True):
 
 
 _FULL = _ProfileEffort(repeats=5, longest=PROFILED_LENGTH, stride=1, samples_s=240.0, workloads_s=240.0)
-_QUICK = _ProfileEffort(repeats=3, longest=_QUICK_LENGTH, stride=2, samples_s=30.0, workloads_s=30.0)
+_QUICK = _ProfileEffort(repeats=3, longest=_QUICK_PROFILED_LENGTH, stride=2, samples_s=30.0, workloads_s=30.0)
 
 
 class EngineProfiler:
@@ -121,27 +118,27 @@ class EngineProfiler:
         self._model_longest = longest
         self._told = told or (lambda *_: None)
         self._clock = clock
-        self._chance = random.Random(1)
+        self._random = random.Random(1)
         self._vocabulary = vocabulary
-        self._document = self._tokens(self._longest)
-        self._ids = itertools.count(_FIRST_ID)
-        self._left_out = 0
+        self._shared_prefix = self._random_tokens(self._longest)
+        self._ids = itertools.count(_FIRST_REQUEST_ID)
+        self._skipped_samples = 0
         self.part = 0
 
     def measure(self) -> StepProfile:
         began = self._clock()
         self._warm_up()
         samples = [*self._prefill_samples(), *self._decode_samples()]
-        times = self._add_measured_errors(times_of(samples, weight=_WEIGHT))
+        times = self._add_measured_errors(group_samples(samples, weight=_MEDIAN_WEIGHT))
         self._told(1.0, 1.0)
-        return StepProfile(times, self._engine.name, "", self._clock() - began, self._left_out)
+        return StepProfile(times, self._engine.name, "", self._clock() - began, self._skipped_samples)
 
     # ---- samples
 
     def _warm_up(self) -> None:
         for _ in range(3):
-            self._decode([min(64, self._longest // 2)] * 2)
-        steps = self._read([self._tokens(self._longest - 8)])
+            self._measure_decode([min(64, self._longest // 2)] * 2)
+        steps = self._measure_prefill([self._random_tokens(self._longest - 8)])
         self.part = max(int(step.tokens) for step in steps) if len(steps) > 1 else 0
 
     def _prefill_samples(self) -> Iterator[StepSample]:
@@ -152,41 +149,45 @@ class EngineProfiler:
         for at, start in enumerate(starts):
             some = tokens if at % self._effort.stride == 0 else []
             plans += [(1, start, count) for count in some if start + count <= self._longest - 8]
-        for rows in powers_of_two_up_to(min(self._engine.slots(), 16), least=2):
+        for rows in powers_of_two_up_to(min(self._engine.count_slots(), 16), least=2):
             plans += [(rows, 0, count) for count in tokens[3 :: self._effort.stride] if rows * count <= most]
-        for rows, start, count in self._timed(plans, limit_s=self._effort.samples_s / 2, first=0.0, share=0.25):
+        for rows, start, count in self._until_time_limit(
+            plans, limit_s=self._effort.samples_s / 2, first=0.0, share=0.25
+        ):
             yield from self._prefill_sample(rows, start, count)
 
     def _prefill_sample(self, rows: int, start: int, count: int) -> Iterator[StepSample]:
-        for _ in range(2 if start else 0):  # the engine keeps a prefix after reading it twice
-            self._read([self._document[:start] + self._tokens(8)], start=start)
+        for _ in range(2 if start else 0):  # read the prefix twice, because the engine then keeps it in its cache
+            self._measure_prefill([self._shared_prefix[:start] + self._random_tokens(8)], start=start)
         taken = []
         for _ in range(self._effort.repeats):
-            steps = self._read([self._document[:start] + self._tokens(count) for _ in range(rows)], start=start)
+            steps = self._measure_prefill(
+                [self._shared_prefix[:start] + self._random_tokens(count) for _ in range(rows)], start=start
+            )
             if len(steps) == 1 and steps[0].tokens == rows * count:
                 taken += steps
         if taken:
             yield _median_sample(taken)
         else:  # the engine did not reuse a prefix of this length
-            self._left_out += 1
+            self._skipped_samples += 1
 
     def _decode_samples(self) -> Iterator[StepSample]:
-        rows = powers_of_two_up_to(self._engine.slots())[:: self._effort.stride]
-        lengths = powers_of_two_up_to(self._longest - 16, least=_SHORTEST)[:: self._effort.stride]
+        rows = powers_of_two_up_to(self._engine.count_slots())[:: self._effort.stride]
+        lengths = powers_of_two_up_to(self._longest - 16, least=_SHORTEST_PROMPT)[:: self._effort.stride]
         plans = [(length, count) for length in lengths for count in rows]
-        for length, count in self._timed(plans, limit_s=self._effort.samples_s / 2, first=0.25, share=0.25):
-            sample = self._decode([length] * count)
+        for length, count in self._until_time_limit(plans, limit_s=self._effort.samples_s / 2, first=0.25, share=0.25):
+            sample = self._measure_decode([length] * count)
             if sample is None:
-                self._left_out += 1
+                self._skipped_samples += 1
             else:
                 yield sample
 
-    def _timed(self, plans: Sequence[T], *, limit_s: float, first: float, share: float) -> Iterator[T]:
-        """Yield plans until the time limit and report the progress. Count plans after the limit as left out."""
+    def _until_time_limit(self, plans: Sequence[T], *, limit_s: float, first: float, share: float) -> Iterator[T]:
+        """Yield plans and report the progress. After the time limit, count the remaining plans as skipped."""
         deadline = self._clock() + limit_s
         for number, plan in enumerate(plans):
             if self._clock() > deadline:
-                self._left_out += len(plans) - number
+                self._skipped_samples += len(plans) - number
                 return
             self._told(first + share * number / len(plans), 1.0)
             yield plan
@@ -195,68 +196,70 @@ class EngineProfiler:
 
     def _add_measured_errors(self, times: StepTimes) -> StepTimes:
         model = StepModel(times)
-        for _ in self._timed(range(_WORKLOADS), limit_s=self._effort.workloads_s, first=0.5, share=0.5):
+        for _ in self._until_time_limit(range(_WORKLOAD_COUNT), limit_s=self._effort.workloads_s, first=0.5, share=0.5):
             self._measure_prefill_error(model)
-            rows = self._chance.randint(1, self._engine.slots())
-            sample = self._decode([self._length() for _ in range(rows)])
+            rows = self._random.randint(1, self._engine.count_slots())
+            sample = self._measure_decode([self._random_length() for _ in range(rows)])
             if sample is not None and times.decode:
                 expected = model.step_s(prefill=False, tokens=sample.tokens, length=sample.length)
-                model.count_error(abs(sample.seconds - expected) / sample.seconds, prefill=False)
+                model.record_error(abs(sample.seconds - expected) / sample.seconds, prefill=False)
         return model.times
 
     def _measure_prefill_error(self, model: StepModel) -> None:
         most = 2 * self.part or self._longest
-        lengths = [min(self._length(), most) for _ in range(self._chance.randint(1, 4))]
+        lengths = [min(self._random_length(), most) for _ in range(self._random.randint(1, 4))]
         totals, expected = [], []
         for _ in range(self._effort.repeats):
-            steps = self._read([self._tokens(length) for length in lengths])
+            steps = self._measure_prefill([self._random_tokens(length) for length in lengths])
             totals.append(sum(step.seconds for step in steps))
             expected.append(sum(model.step_s(prefill=True, tokens=s.tokens, length=s.length) for s in steps))
-        model.count_error(abs(median(totals) - median(expected)) / median(totals), prefill=True)
+        model.record_error(abs(median(totals) - median(expected)) / median(totals), prefill=True)
 
-    def _length(self) -> int:
-        low, high = _SHORTEST, self._longest - 16
-        return max(low, min(high, int(low * (high / low) ** self._chance.random())))
+    def _random_length(self) -> int:
+        low, high = _SHORTEST_PROMPT, self._longest - 16
+        return max(low, min(high, int(low * (high / low) ** self._random.random())))
 
     # ---- requests to the engine
 
-    def _tokens(self, count: int) -> tuple[int, ...]:
-        low = min(16, self._vocabulary // 4)  # the first ids are special tokens in most models
-        return tuple(self._chance.randrange(low, self._vocabulary) for _ in range(count))
+    def _random_tokens(self, count: int) -> tuple[int, ...]:
+        low = min(16, self._vocabulary // 4)  # skip the first ids, which are special tokens in most models
+        return tuple(self._random.randrange(low, self._vocabulary) for _ in range(count))
 
-    def _ask(self, prompts: Sequence[tuple[int, ...]], *, most: int) -> list[int]:
+    def _add_requests(self, prompts: Sequence[tuple[int, ...]], *, most: int) -> list[int]:
         ids = list(itertools.islice(self._ids, len(prompts)))
         for id, prompt in zip(ids, prompts, strict=True):
             self._engine.add(GenerationRequest(id, prompt, Sampling(max_new_tokens=most)))
         return ids
 
     def _timed_step(self) -> tuple[EngineLoad, EngineLoad, list[NewToken], float]:
-        before, began = self._engine.load(), self._clock()
+        before, began = self._engine.get_load(), self._clock()
         tokens = self._engine.step()
         seconds = self._clock() - began
-        return before, self._engine.load(), tokens, seconds
+        return before, self._engine.get_load(), tokens, seconds
 
-    def _read(self, prompts: Sequence[tuple[int, ...]], *, start: int = 0) -> list[StepSample]:
-        ids = self._ask(prompts, most=1)
+    def _measure_prefill(self, prompts: Sequence[tuple[int, ...]], *, start: int = 0) -> list[StepSample]:
+        ids = self._add_requests(prompts, most=1)
         left, place = set(ids), {id: [start, len(prompt)] for id, prompt in zip(ids, prompts, strict=True)}
         steps = []
         while left:
             before, after, tokens, seconds = self._timed_step()
             if read := after.prompt_tokens - before.prompt_tokens:
-                steps.append(StepSample(True, read, mean_attended_tokens(_reads(place, read)), seconds))
+                steps.append(StepSample(True, read, mean_attended_tokens(_split_read(place, read)), seconds))
             left -= {token.request for token in tokens if token.finish is not None}
         return steps
 
-    def _decode(self, lengths: Sequence[int]) -> StepSample | None:
-        lengths = sorted(lengths, reverse=True)  # if a length does not fit, the first fails, and no request stays open
+    def _measure_decode(self, lengths: Sequence[int]) -> StepSample | None:
+        lengths = sorted(lengths, reverse=True)  # the longest first: if it does not fit, no other request is open yet
         repeats, rows = self._effort.repeats, len(lengths)
         parts = 1 + lengths[0] // (self.part or self._longest)
-        most = repeats + 8 + rows * parts  # the first requests write while the engine reads the last prompts
+        most = repeats + 8 + rows * parts  # enough tokens for the first requests until the last prompts are read
         if self._model_longest:
             most = min(most, self._model_longest - lengths[0])
-        evictions = self._engine.load().evictions
+        evictions = self._engine.get_load().evictions
         try:
-            ids = self._ask([self._document[: length - 1] + self._tokens(1) for length in lengths], most=most)
+            ids = self._add_requests(
+                [self._shared_prefix[: length - 1] + self._random_tokens(1) for length in lengths], most=most
+            )
         except ValueError:
             return None
         written, taken = dict(zip(ids, lengths, strict=True)), list[StepSample]()
@@ -281,14 +284,14 @@ class EngineProfiler:
 def _computed_length(engine: str, lengths: Sequence[int]) -> float:
     match engine:
         case "continuous":
-            return padded_length((row_tokens(length + 1), length) for length in lengths)
+            return mean_padded_length((rounded_row_tokens(length + 1), length) for length in lengths)
         case "static":
             return max(lengths)
         case _:
             return fmean(lengths)
 
 
-def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
+def _split_read(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
     found = []
     for part in place.values():
         some = min(count, part[1] - part[0])

@@ -26,16 +26,16 @@ from stoker.contexts.inference.adapter import (
     ModelTexts,
     NewToken,
 )
-from stoker.contexts.inference.continuous import ContinuousEngine, TookStep
-from stoker.contexts.inference.decode_graphs import CudaGraphs, DecodeGraphs, cuda_graphs
+from stoker.contexts.inference.continuous import ContinuousEngine, StepHook
+from stoker.contexts.inference.decode_graphs import CudaGraphs, DecodeGraphs, create_cuda_graphs
 from stoker.contexts.inference.decoder import LeanDecoder, build_lean_decoder
-from stoker.contexts.inference.kernels import RequestText, next_tokens, packed_dtypes, positions_scored_at_once
+from stoker.contexts.inference.kernels import RequestText, choose_next_tokens, packed_dtypes, positions_scored_at_once
 
 # ---- static
 
 
 class StaticEngine:
-    """An `adapter.InferenceEngine` that computes one batch at a time; requests cannot join a running batch."""
+    """An engine (`adapter.InferenceEngine`) that computes one batch at a time. Requests cannot join a running batch."""
 
     name = "static"
 
@@ -47,7 +47,7 @@ class StaticEngine:
         self._waiting: deque[RequestText] = deque()
         self._batch: list[RequestText] = []
         self._cache: Any = None
-        self._positions = self._seen = torch.empty(0)
+        self._positions = self._attended = torch.empty(0)
         self._load = EngineLoad()
         self._asleep = False
 
@@ -61,38 +61,38 @@ class StaticEngine:
         self._waiting = deque(writing for writing in self._waiting if writing.request.id != request)
         going = [at for at, writing in enumerate(self._batch) if writing.request.id != request]
         with torch.inference_mode():
-            self._keep(going)
+            self._keep_rows(going)
 
     def step(self) -> list[NewToken]:
         began, prefill = time.perf_counter(), not self._batch
         with torch.inference_mode():
             if prefill:
-                size = min(self._rows if self._runner.shares else 1, len(self._waiting))
+                size = min(self._rows if self._runner.can_share_prefixes else 1, len(self._waiting))
                 self._batch = [self._waiting.popleft() for _ in range(size)]
                 if not self._batch:
                     return []
-                self._score()
-            logits = self._first() if prefill else self._next()
-            tokens = next_tokens(self._batch, logits)
-            new = [writing.take(*one) for writing, *one in zip(self._batch, tokens, logits, strict=True)]
+                self._score_prompts()
+            logits = self._compute_prefill_logits() if prefill else self._compute_decode_logits()
+            tokens = choose_next_tokens(self._batch, logits)
+            new = [writing.add_token(*one) for writing, *one in zip(self._batch, tokens, logits, strict=True)]
             read = sum(len(writing.request.prompt) for writing in self._batch) if prefill else 0
-            self._load = self._load.after(
+            self._load = self._load.after_step(
                 decoded=0 if prefill else len(new), running=len(new), prompt_tokens=read, new_tokens=len(new),
                 busy_s=time.perf_counter() - began,
             )  # fmt: skip
-            self._keep([at for at, token in enumerate(new) if token.finish is None])
+            self._keep_rows([at for at, token in enumerate(new) if token.finish is None])
         return new
 
-    def slots(self) -> int:
+    def count_slots(self) -> int:
         return self._rows
 
-    def load(self) -> EngineLoad:
+    def get_load(self) -> EngineLoad:
         return msgspec.structs.replace(
             self._load, running=len(self._batch), waiting=len(self._waiting),
             reused_tokens=self._runner.prefixes.reused_tokens,
         )  # fmt: skip
 
-    def memory(self) -> EngineMemory:
+    def get_memory(self) -> EngineMemory:
         weights = sum(part.nbytes for part in self._runner.model.parameters())
         held, token = self._runner.prefixes.size_bytes, self._runner.token_bytes
         return EngineMemory(weights_bytes=weights, held_bytes=held, budget_bytes=0, token_bytes=token)
@@ -102,7 +102,9 @@ class StaticEngine:
 
     def sleep(self) -> None:
         if self._batch or self._waiting:
-            raise RuntimeError(f"{len(self._batch) + len(self._waiting)} requests run; the model cannot sleep")
+            raise RuntimeError(
+                f"{len(self._batch) + len(self._waiting)} requests are running; the model cannot sleep until they end"
+            )
         self._runner.prefixes.clear()
         self._asleep = True
 
@@ -114,23 +116,23 @@ class StaticEngine:
 
     # ---- steps
 
-    def _score(self) -> None:
+    def _score_prompts(self) -> None:
         most = positions_scored_at_once(self._texts.vocabulary)
         for writing in self._batch:
             if writing.scores is not None:
-                for start, logits in self._runner.parts(writing.request.prompt, most=most):
-                    writing.scores.take(start, logits)
+                for start, logits in self._runner.iterate_logits(writing.request.prompt, most=most):
+                    writing.scores.score_following_tokens(start, logits)
 
-    def _first(self) -> torch.Tensor:
+    def _compute_prefill_logits(self) -> torch.Tensor:
         rows = [tuple(writing.ids) for writing in self._batch]
-        if not self._runner.shares:
-            return self._runner.whole(rows)[:, -1]
+        if not self._runner.can_share_prefixes:
+            return self._runner.compute_all_logits(rows)[:, -1]
         batch, device = self._runner.prefill(rows), self._runner.device
         self._cache, self._positions = batch.cache, torch.tensor(batch.lengths, device=device)
-        self._seen = torch.arange(batch.width, device=device)[None, :] < self._positions[:, None]
+        self._attended = torch.arange(batch.width, device=device)[None, :] < self._positions[:, None]
         return batch.logits
 
-    def _keep(self, going: list[int]) -> None:
+    def _keep_rows(self, going: list[int]) -> None:
         if len(going) == len(self._batch):
             return
         self._batch = [self._batch[at] for at in going]
@@ -140,15 +142,15 @@ class StaticEngine:
             index = torch.tensor(going, device=self._runner.device)
             for layer in self._cache.layers:
                 layer.batch_select_indices(index.to(layer.keys.device))
-            self._positions, self._seen = self._positions[index], self._seen[index]
+            self._positions, self._attended = self._positions[index], self._attended[index]
 
-    def _next(self) -> torch.Tensor:
+    def _compute_decode_logits(self) -> torch.Tensor:
         if self._cache is None:  # the cache of this model cannot be cut, so each step reads the whole row again
-            return self._runner.whole([tuple(writing.ids) for writing in self._batch])[:, -1]
+            return self._runner.compute_all_logits([tuple(writing.ids) for writing in self._batch])[:, -1]
         tokens = [writing.ids[-1] for writing in self._batch]
-        self._seen = torch.cat([self._seen, self._seen.new_ones(len(tokens), 1)], dim=1)
+        self._attended = torch.cat([self._attended, self._attended.new_ones(len(tokens), 1)], dim=1)
         output: Any = self._runner.model(
-            input_ids=torch.tensor(tokens, device=self._runner.device)[:, None], attention_mask=self._seen.long(),
+            input_ids=torch.tensor(tokens, device=self._runner.device)[:, None], attention_mask=self._attended.long(),
             position_ids=self._positions[:, None], past_key_values=self._cache, use_cache=True,
         )  # fmt: skip
         self._positions = self._positions + 1
@@ -172,41 +174,41 @@ _LARGEST_CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 16_000_000_000}
 
 
 def build_inference_engine(
-    runner: ModelRunner, texts: ModelTexts, *, engine: str = "auto", cache_bytes: int = 0, took: TookStep | None = None,
-    graphs: bool = False, adapters: Mapping[str, str] | None = None,
-    backend: Callable[[torch.device], CudaGraphs | None] = cuda_graphs,
+    runner: ModelRunner, texts: ModelTexts, *, engine: str = "auto", cache_bytes: int = 0,
+    step_hook: StepHook | None = None, graphs: bool = False, adapters: Mapping[str, str] | None = None,
+    backend: Callable[[torch.device], CudaGraphs | None] = create_cuda_graphs,
 ) -> InferenceEngine:  # fmt: skip
     """Return the engine `continuous` or `static`; `auto` prefers `continuous`. Raises ValueError if the model does not
-    support the named engine. `took` is called after each step. `graphs`: True to capture decode steps.
+    support the named engine. `step_hook` is called after each step. `graphs`: True to capture decode steps.
     """
     why = 'engine="static" was given'
     if engine != "static":
         with torch.inference_mode():
-            decoder, why = build_lean_decoder(runner.model, packs=_weight_copy_dtype(runner.model))
+            decoder, why = build_lean_decoder(runner.model, copy_dtype=_weight_copy_dtype(runner.model))
         if decoder is not None:
             limits = _CPU_LIMITS if decoder.device.type == "cpu" else _GPU_LIMITS
             weights = decoder.weights_bytes + decoder.packed_bytes
             size = cache_bytes or default_cache_bytes(decoder.device, weights_bytes=weights)
-            captured = _checked_graphs(decoder, backend(decoder.device), rows=limits.rows) if graphs else None
+            captured = _build_checked_graphs(decoder, backend(decoder.device), rows=limits.rows) if graphs else None
             return ContinuousEngine(
-                decoder, texts, prefixes=runner.prefixes, limits=limits, cache_bytes=size, took=took, graphs=captured,
-                adapters=adapters,
+                decoder, texts, prefixes=runner.prefixes, limits=limits, cache_bytes=size, step_hook=step_hook,
+                graphs=captured, adapters=adapters,
             )  # fmt: skip
         if engine == "continuous":
             raise ValueError(f'this model does not support engine="continuous": {why}; leave out the engine')
-        log.warning("this model runs with static batches, which begin and end together: %s", why)
+        log.warning("this model runs with static batches, whose texts start and end together: %s", why)
     if graphs:
         log.warning("graphs=True has no effect on this model: only the continuous engine captures steps")
     return StaticEngine(runner, texts, rows=_STATIC_ROWS, chosen=why)
 
 
-def _checked_graphs(decoder: LeanDecoder, backend: CudaGraphs | None, *, rows: int) -> DecodeGraphs | None:
+def _build_checked_graphs(decoder: LeanDecoder, backend: CudaGraphs | None, *, rows: int) -> DecodeGraphs | None:
     if backend is None:
         return None
-    decoder.fuse()
+    decoder.fuse_weights()
     with torch.inference_mode():
         made = DecodeGraphs(decoder, backend, rows=rows)
-        return made if made.check() else None
+        return made if made.check_against_eager_steps() else None
 
 
 def _weight_copy_dtype(model: Any) -> torch.dtype | None:

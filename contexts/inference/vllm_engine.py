@@ -23,19 +23,19 @@ from stoker.contexts.engine_settings import EngineSettings
 from stoker.contexts.inference.adapter import (
     EngineLoad,
     EngineMemory,
-    Finish,
+    FinishReason,
     GenerationRequest,
     NewToken,
     PromptToken,
     Sampling,
-    TokenChance,
-    Written,
+    TokenLikelihood,
+    WrittenText,
 )
 from stoker.contexts.inference.kernels import combine_seed_pair
 from stoker.contexts.inference.options import ENGINE_OPTIONS, STRUCTURES, OptionRefused
 from stoker.contexts.inference.vllm_start import NO_ADAPTER, VLLMAdapter, VLLMStart
-from stoker.contexts.prompts import Ids, PromptReader, end_tokens
-from stoker.contexts.snapshot import weights_folder
+from stoker.contexts.prompts import Ids, PromptReader, find_end_tokens
+from stoker.contexts.snapshot import prepare_weights_folder
 from stoker.errors import StokerError
 from stoker.units import show_bytes
 
@@ -47,17 +47,17 @@ _PROBE_TOKENS = 8
 _LEAST_FREED_SHARE = 0.5  # a warning is logged if a sleep frees less than this share of the engine's memory
 
 
-class _RunningText:
-    def __init__(self, request: GenerationRequest, written: Written, virtual_tokens: int) -> None:
+class _VLLMRequest:
+    def __init__(self, request: GenerationRequest, written: WrittenText, virtual_tokens: int) -> None:
         self.request = request
         self.written = written
         self.prompt_tokens = virtual_tokens + len(request.prompt)
         self.prompt: tuple[PromptToken, ...] = ()
-        self.runs = False
+        self.is_running = False
 
 
 class VLLMEngine:
-    """An `adapter.InferenceEngine` with vLLM; also scores labels as `forward.ModelRunner` does."""
+    """An engine (`adapter.InferenceEngine`) that runs vLLM. It also scores labels, as `forward.ModelRunner` does."""
 
     name = "vllm"
 
@@ -70,8 +70,8 @@ class VLLMEngine:
         self.started_bytes = start.device_memory_bytes
         self.reused_tokens = 0
         self._texts = prompts.texts
-        self._open: dict[str, _RunningText] = {}
-        self._early: list[NewToken] = []  # tokens that were written while labels were scored
+        self._open: dict[str, _VLLMRequest] = {}
+        self._early_tokens: list[NewToken] = []  # tokens that were written while labels were scored
         self._load = EngineLoad()
         self._numbers = 0
         self._freed_bytes = 0
@@ -96,38 +96,38 @@ class VLLMEngine:
             )
         params = vllm_sampling_params(request.sampling, ends=self._texts.ends)
         form, _ = request.sampling.structure or ("", None)
-        self._send(str(request.id), request.prompt, params, adapter=adapter, form=form)
-        self._open[str(request.id)] = _RunningText(request, Written(self._texts, request), adapter.virtual_tokens)
+        self._send_request(str(request.id), request.prompt, params, adapter=adapter, form=form)
+        self._open[str(request.id)] = _VLLMRequest(request, WrittenText(self._texts, request), adapter.virtual_tokens)
 
     def _check_usable(self) -> None:
         if self._asleep or self._broken:
             raise ValueError(self._broken or "the model is asleep; wake it first")
 
     def abort(self, request: int) -> None:
-        self._early = [token for token in self._early if token.request != request]
+        self._early_tokens = [token for token in self._early_tokens if token.request != request]
         if self._open.pop(str(request), None) is not None:
             self._llm.abort_request([str(request)])
 
     def step(self) -> list[NewToken]:
-        if self._early:
-            new, self._early = self._early, []
+        if self._early_tokens:
+            new, self._early_tokens = self._early_tokens, []
             return new
         return self._step({}) if self._open else []
 
-    def slots(self) -> int:
+    def count_slots(self) -> int:
         usual = max(1, min(_USUAL_ROW_TOKENS, self._start.longest))
         return max(1, min(self._start.rows, self._start.cache_tokens // usual))
 
-    def load(self) -> EngineLoad:
-        running = sum(writing.runs for writing in self._open.values())
-        ended = sum(token.finish is not None for token in self._early)
+    def get_load(self) -> EngineLoad:
+        running = sum(writing.is_running for writing in self._open.values())
+        ended = sum(token.finish is not None for token in self._early_tokens)
         return msgspec.structs.replace(
             self._load, running=running + ended, waiting=len(self._open) - running, reused_tokens=self.reused_tokens
         )
 
     # ---- memory
 
-    def memory(self) -> EngineMemory:
+    def get_memory(self) -> EngineMemory:
         """Return the engine's memory; during sleep, only memory that was not freed."""
         weights, cache, tokens = self._start.weights_bytes, self._start.cache_bytes, self._start.cache_tokens
         awake = EngineMemory(weights, cache, cache, token_bytes=cache // max(1, tokens), fixed_tokens=tokens)
@@ -148,8 +148,8 @@ class VLLMEngine:
         self._llm.reset_prefix_cache()
 
     def sleep(self) -> None:
-        if self._open or self._early:
-            raise RuntimeError(f"{len(self._open) or 1} requests run; the model cannot sleep")
+        if self._open or self._early_tokens:
+            raise RuntimeError(f"{len(self._open) or 1} requests are running; the model cannot sleep until they end")
         if self._asleep:
             return
         if not self._fingerprint:
@@ -162,12 +162,12 @@ class VLLMEngine:
         self._freed_bytes = max(0, self._start.free_device_bytes() - before)
         held = self._start.weights_bytes + self._start.cache_bytes
         if not self._start.on_gpu:
-            log.info("vLLM cannot sleep on a CPU: kept prefixes are dropped, %s stay in use", show_bytes(held))
+            log.info("vLLM cannot sleep on a CPU: cached prefixes are dropped, but %s stay in use", show_bytes(held))
         elif self._freed_bytes < _LEAST_FREED_SHARE * held:
             log.warning("sleep has freed %s of %s", show_bytes(self._freed_bytes), show_bytes(held))
 
     def wake(self) -> None:
-        """End `sleep`. Raises StokerError if vLLM now writes other tokens for a fixed prompt."""
+        """Wake vLLM after `sleep`. Raises StokerError if it then writes other tokens for a test prompt than before."""
         if not self._asleep:
             return
         if self._start.on_gpu:
@@ -184,7 +184,7 @@ class VLLMEngine:
     def stop(self) -> None:
         self._open.clear()
         if self._llm is not None:
-            self._start.end()
+            self._start.shut_down()
             self._llm = None
 
     # ---- scores
@@ -211,11 +211,11 @@ class VLLMEngine:
             for start in range(0, len(tokens), _LABELS_AT_ONCE):
                 named = tokens[start : start + _LABELS_AT_ONCE]
                 params = _greedy_params(max_tokens=1, logprob_token_ids=named, output_kind=RequestOutputKind.DELTA)
-                asked[self._ask(ids, params)] = chances
+                asked[self._send_own_request(ids, params)] = chances
         try:
             while asked:
                 check()
-                self._early.extend(self._step(asked))
+                self._early_tokens.extend(self._step(asked))
         finally:
             if asked:
                 self._llm.abort_request(list(asked))
@@ -235,37 +235,39 @@ class VLLMEngine:
                 [told] = output.outputs[0].logprobs
                 chances |= {token: float(chance.logprob) for token, chance in told.items() if token in chances}
             elif (writing := self._open.get(output.request_id)) is not None:
-                if writing.runs:
+                if writing.is_running:
                     decoded += 1
                 else:
                     reused = int(output.num_cached_tokens or 0)
                     self.reused_tokens += reused
-                    writing.runs, begun, read = True, begun + 1, read + writing.prompt_tokens - reused
+                    writing.is_running, begun, read = True, begun + 1, read + writing.prompt_tokens - reused
                 new += self._convert_output_tokens(output, writing)
-        self._load = self._load.after(
+        self._load = self._load.after_step(
             decoded=decoded, running=decoded + begun, prompt_tokens=read, new_tokens=len(new),
             busy_s=time.perf_counter() - began,
         )  # fmt: skip
         return new
 
-    def _convert_output_tokens(self, output: Any, writing: _RunningText) -> list[NewToken]:
+    def _convert_output_tokens(self, output: Any, writing: _VLLMRequest) -> list[NewToken]:
         [written] = output.outputs
         id, sampling = writing.request.id, writing.request.sampling
         if (most := sampling.prompt_logprobs) and output.prompt_logprobs:
             writing.prompt = tuple(
-                PromptToken(token, *chances_of(token, told, most=most)) if told else PromptToken(token)
+                PromptToken(token, *log_likelihoods_of(token, told, most=most)) if told else PromptToken(token)
                 for token, told in zip(writing.request.prompt, output.prompt_logprobs, strict=True)
             )
         if not sampling.max_new_tokens:
             if not output.finished:
                 return []
             del self._open[output.request_id]
-            return [NewToken(id, -1, finish=Finish.LENGTH, prompt=writing.prompt)]
+            return [NewToken(id, -1, finish=FinishReason.LENGTH, prompt=writing.prompt)]
         new: list[NewToken] = []
         for at, token in enumerate(written.token_ids):
             text = writing.written.add(token)
             logprob, likeliest = (
-                chances_of(token, written.logprobs[at], most=most) if (most := sampling.logprobs) else (None, ())
+                log_likelihoods_of(token, written.logprobs[at], most=most)
+                if (most := sampling.logprobs)
+                else (None, ())
             )
             prompt, writing.prompt = writing.prompt, ()
             new.append(NewToken(id, token, text, writing.written.finish, logprob, likeliest, prompt=prompt))
@@ -273,35 +275,35 @@ class VLLMEngine:
                 break
         if writing.written.finish is not None:
             del self._open[output.request_id]
-            if not output.finished:  # a stop text ended the request, but vLLM does not know stop texts
+            if not output.finished:  # Stoker found a stop text, of which vLLM does not know, so end the request
                 self._llm.abort_request([output.request_id])
         elif output.finished:  # the grammar cannot be compiled or continued, or vLLM failed
             del self._open[output.request_id]
             form, _ = sampling.structure or ("", None)
             why = f"the text cannot be written within its {form}" if form else "an error of vLLM"
             error = f"vLLM ended the request early ({written.finish_reason}): {why}; its log has the reason"
-            new.append(NewToken(id, -1, finish=Finish.STOP, error=error, option=form))
+            new.append(NewToken(id, -1, finish=FinishReason.STOP, error=error, option=form))
         return new
 
-    def _send(
+    def _send_request(
         self, id: str, prompt: Ids, params: SamplingParams, *, adapter: VLLMAdapter = NO_ADAPTER, form: str = ""
     ) -> None:
         try:
-            self._llm.add_request(id, adapter.prompt(prompt), params, lora_request=adapter.lora)
+            self._llm.add_request(id, adapter.build_prompt(prompt), params, lora_request=adapter.lora)
         except VLLMValidationError as error:
             why = f"vLLM cannot take this request: {error}"
             option = error.parameter if error.parameter in ENGINE_OPTIONS else form
             raise (OptionRefused(option, why) if option else ValueError(why)) from error
 
-    def _ask(self, prompt: Ids, params: SamplingParams) -> str:
+    def _send_own_request(self, prompt: Ids, params: SamplingParams) -> str:
         self._numbers += 1
         name = f"own-{self._numbers}"
-        self._send(name, prompt, params)
+        self._send_request(name, prompt, params)
         return name
 
     def _generate_probe_tokens(self) -> tuple[int, ...]:
         params = _greedy_params(max_tokens=_PROBE_TOKENS, output_kind=RequestOutputKind.FINAL_ONLY)
-        name = self._ask(tuple(range(5, 21)), params)
+        name = self._send_own_request(tuple(range(5, 21)), params)
         while True:
             for output in self._llm.step():
                 if output.request_id == name and output.finished:
@@ -317,38 +319,39 @@ def start_engine(
     adapters: Mapping[str, str] | None = None,
 ) -> tuple[VLLMEngine, str]:  # fmt: skip
     """Start vLLM with the model at `path`. Return the engine and the model's origin. `adapters`: folders by name."""
-    folder, how = weights_folder(path, dtype=dtype, name=name)
+    folder, how = prepare_weights_folder(path, dtype=dtype, name=name)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     settings.set_chat_template(tokenizer)
     start = VLLMStart(
         folder, dtype=str(dtype).removeprefix("torch."), device=device, parts=len(ambient.devices()),
         device_memory_bytes=ambient.device_memory_bytes(), why=why, settings=settings, adapters=adapters,
     )  # fmt: skip
-    ends = end_tokens(start.end_tokens, tokenizer)
+    ends = find_end_tokens(start.end_tokens, tokenizer)
     prompts = PromptReader(tokenizer, ends=ends, longest=start.model_longest, vocabulary=start.vocabulary)
     return VLLMEngine(start, prompts), how
 
 
 # ---- requests and log-likelihoods of vLLM
 
-_OWN_OPTIONS = ("ignore_eos", "stop_token_ids")
+_STOKER_OPTIONS = ("ignore_eos", "stop_token_ids")
 
 
 def vllm_sampling_params(sampling: Sampling, *, ends: frozenset[int]) -> SamplingParams:
     """Return the vLLM options of a request. vLLM always writes at least one token."""
     form, value = sampling.structure or ("", None)
     held = StructuredOutputsParams(**{"json" if form == "json_schema" else form: value}) if form else None
-    others = {name: value for name, value in sampling.engine_options if name not in (*_OWN_OPTIONS, *STRUCTURES)}
+    others = {name: value for name, value in sampling.engine_options if name not in (*_STOKER_OPTIONS, *STRUCTURES)}
     return SamplingParams(
         temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=max(1, sampling.max_new_tokens),
         seed=combine_seed_pair(sampling.seed) if sampling.temperature else None, logprobs=sampling.logprobs or None,
-        stop_token_ids=sorted(sampling.ends(ends)), ignore_eos=True, detokenize=False, structured_outputs=held,
-        prompt_logprobs=sampling.prompt_logprobs or None, output_kind=RequestOutputKind.DELTA, **others,
+        stop_token_ids=sorted(sampling.all_end_tokens(ends)), ignore_eos=True, detokenize=False,
+        structured_outputs=held, prompt_logprobs=sampling.prompt_logprobs or None,
+        output_kind=RequestOutputKind.DELTA, **others,
     )  # fmt: skip
 
 
-def chances_of(token: int, told: dict[int, Any], *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
+def log_likelihoods_of(token: int, told: dict[int, Any], *, most: int) -> tuple[float, tuple[TokenLikelihood, ...]]:
     """Return the log-likelihoods of a token and of the likeliest tokens. `told`: vLLM's log-likelihoods by token."""
     ordered = sorted(told.items(), key=lambda chance: -chance[1].logprob)
-    likeliest = tuple(TokenChance(id, chance.logprob) for id, chance in ordered[:most])
+    likeliest = tuple(TokenLikelihood(id, chance.logprob) for id, chance in ordered[:most])
     return float(told[token].logprob), likeliest

@@ -27,7 +27,7 @@ from vllm.config.lora import MaxLoRARanks
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from stoker.contexts.adapter_files import GROUPS, AdapterFiles, base_shapes, read_adapter_files
+from stoker.contexts.adapter_files import GROUPS, AdapterFiles, read_adapter_files, read_base_shapes
 from stoker.contexts.engine_settings import EngineSettings, check_vllm_arguments
 from stoker.contexts.inference.options import OptionRefused
 from stoker.contexts.inference.peft_adapters import Adapter, find_adapter_folder
@@ -39,20 +39,20 @@ from stoker.units import show_bytes
 
 log = logging.getLogger(__name__)
 
-_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run in this process, so that this thread decides when a step runs
+_DEFAULT_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run vLLM in this process, so that Stoker's thread decides when a step runs
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-_ROWS = 256  # maximum number of concurrent requests, as in `vllm.LLM` on a CPU and on most GPUs
+_MAX_REQUESTS = 256  # maximum number of concurrent requests, as in `vllm.LLM` on a CPU and on most GPUs
 _UNDECLARED_FRACTION = 0.9
 _PART_BYTES = 1_000_000_000
 """Bytes for libraries and code in each process of a model that is split over several processes."""
 
 
 class VLLMStart:
-    """A vLLM engine that has started, and its memory. Raises StokerError. `parts`: number of devices, starting with
-    `device`, over which each layer is split.
+    """A started vLLM engine and its memory. Raises StokerError. `parts`: number of devices (from `device` on) over
+    which vLLM splits each layer.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class VLLMStart:
         check_vllm_arguments(
             settings.vllm, [field.name for field in dataclasses.fields(EngineArgs)], version=vllm.__version__
         )
-        settings.longest(longest_input(folder, writes=True))
-        self.rows = int(settings.vllm.get("max_num_seqs", _ROWS))
-        for name, value in _ENVIRONMENT.items():
+        settings.max_length(longest_input(folder, writes=True))
+        self.rows = int(settings.vllm.get("max_num_seqs", _MAX_REQUESTS))
+        for name, value in _DEFAULT_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self.adapters = VLLMAdapters(adapters or {}, base=folder, on_gpu=self.on_gpu)
         arguments: dict[str, Any] = {}
@@ -85,13 +85,13 @@ class VLLMStart:
             arguments |= {"tensor_parallel_size": parts, "distributed_executor_backend": "mp"}
             if not self.on_gpu:
                 os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(_cores_of_parts(parts))
-        set_num_threads = torch.set_num_threads  # vLLM replaces this function, so restore it afterwards
+        set_num_threads = torch.set_num_threads  # vLLM replaces this PyTorch function, so restore it afterwards
         try:
             self.llm: Any = LLMEngine.from_engine_args(
                 EngineArgs(**{
                     "model": folder, "dtype": dtype, "seed": 0, "disable_log_stats": True, "max_num_seqs": self.rows,
                     "max_model_len": settings.max_model_len or -1, "max_logprobs": -1, "enable_prefix_caching": True,
-                    "enable_sleep_mode": self.on_gpu, **arguments, **settings.vllm, **self.adapters.arguments(),
+                    "enable_sleep_mode": self.on_gpu, **arguments, **settings.vllm, **self.adapters.engine_arguments(),
                 })
             )  # fmt: skip
         except Exception as error:
@@ -111,10 +111,11 @@ class VLLMStart:
         self.end_tokens: int | list[int] | None = config.model_config.try_get_generation_config().get("eos_token_id")
         self.cache_tokens = int(config.cache_config.num_gpu_blocks) * int(config.cache_config.block_size)
         self.weights_bytes = (
-            int(self.llm.collective_rpc(_loaded_bytes)[0]) or self._weights_bytes(folder, dtype=self.dtype) // parts
+            int(self.llm.collective_rpc(_worker_weights_bytes)[0])
+            or self._weights_bytes(folder, dtype=self.dtype) // parts
         )
         """Bytes of weights on each device (one part of the model)."""
-        self.cache_bytes = int(self.llm.collective_rpc(_cache_bytes)[0])
+        self.cache_bytes = int(self.llm.collective_rpc(_worker_cache_bytes)[0])
         log.info(
             "vLLM on %s: weights %s, cache %s (%d tokens)",
             device, show_bytes(self.weights_bytes), show_bytes(self.cache_bytes), self.cache_tokens,
@@ -123,7 +124,7 @@ class VLLMStart:
     def free_device_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.on_gpu else 0
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         with contextlib.suppress(Exception):  # the engine is discarded, so its exceptions are irrelevant
             self.llm.engine_core.shutdown()
         self.llm = None
@@ -139,7 +140,7 @@ class VLLMStart:
         return float(wanted / total)
 
     def _weights_bytes(self, folder: str, *, dtype: torch.dtype) -> int:
-        return weights_bytes(folder, dtype=dtype) + self.adapters.reserved_bytes(dtype=dtype)
+        return sum_weights_bytes(folder, dtype=dtype) + self.adapters.reserved_bytes(dtype=dtype)
 
     def _cpu_cache_bytes(self, weights: int, *, parts: int) -> int:
         """Return the cache bytes of each part of the model. `weights`: bytes of all parts."""
@@ -161,7 +162,7 @@ def _kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def weights_bytes(folder: str, *, dtype: torch.dtype) -> int:
+def sum_weights_bytes(folder: str, *, dtype: torch.dtype) -> int:
     numbers = 0
     for file in Path(folder).glob("*.safetensors"):
         with safe_open(file, framework="pt") as weights:
@@ -169,11 +170,11 @@ def weights_bytes(folder: str, *, dtype: torch.dtype) -> int:
     return numbers * int(dtype.itemsize)
 
 
-def _loaded_bytes(worker: Any) -> int:
+def _worker_weights_bytes(worker: Any) -> int:
     return int(getattr(worker.model_runner, "model_memory_usage", 0) or 0)
 
 
-def _cache_bytes(worker: Any) -> int:
+def _worker_cache_bytes(worker: Any) -> int:
     sizes: dict[int, int] = {}
     for part in worker.model_runner.kv_caches:
         for tensor in part if isinstance(part, list | tuple) else [part]:
@@ -184,7 +185,7 @@ def _cache_bytes(worker: Any) -> int:
 
 # ---- PEFT adapters: LoRA requests, and soft prompts as embeddings before the prompt's tokens
 
-_AT_ONCE = 8  # maximum LoRA adapters in a step on a GPU, which reserves memory for each
+_MAX_LORAS_PER_STEP = 8  # maximum LoRA adapters in a step on a GPU, which reserves memory for each
 
 
 class VLLMAdapter(NamedTuple):
@@ -197,13 +198,13 @@ class VLLMAdapter(NamedTuple):
     def virtual_tokens(self) -> int:
         return 0 if self.vectors is None else len(self.vectors)
 
-    def prompt(self, ids: Ids) -> dict[str, Any]:
+    def build_prompt(self, ids: Ids) -> dict[str, Any]:
         if self.vectors is None:
             return {"prompt_token_ids": list(ids)}
         virtual = self.virtual_tokens
         others = torch.zeros(len(ids), self.vectors.shape[1], dtype=self.vectors.dtype)
         return {
-            # In a repetition penalty, vLLM counts the ids of virtual tokens. Therefore these ids repeat a prompt token.
+            # vLLM's repetition penalty counts the ids of virtual tokens, so give them the id of a prompt token.
             "prompt_token_ids": [ids[0]] * virtual + list(ids),
             "prompt_is_token_ids": [False] * virtual + [True] * len(ids),
             "prompt_embeds": torch.cat([self.vectors, others]),
@@ -218,7 +219,7 @@ class VLLMAdapters:
 
     def __init__(self, folders: Mapping[str, str], *, base: str, on_gpu: bool) -> None:
         self._folders = folders
-        self._base = base_shapes(base)
+        self._base = read_base_shapes(base)
         self._ready: dict[str, VLLMAdapter] = {}
         self._numbers = itertools.count(1)
         files: list[AdapterFiles] = []
@@ -228,32 +229,33 @@ class VLLMAdapters:
                 found.check_fits_base_model(self._base)
                 files.append(found)
         loras = [each for each in files if each.low_rank]
-        self._count = len(loras)
-        rank, ranks = max((each.rank for each in loras), default=0), sorted(get_args(MaxLoRARanks))
+        self._lora_count = len(loras)
+        rank, ranks = max((each.max_rank for each in loras), default=0), sorted(get_args(MaxLoRARanks))
         self._rank = int(next((allowed for allowed in ranks if rank <= allowed), ranks[-1]))
         self._projections = {part.projection for each in loras for part in each.low_rank}
         # On a CPU, vLLM 0.32 wrongly applies the LoRA of the last slot to base-model requests, so the last slot stays
         # empty (pull request 48421 of vLLM).
-        self._places = min(self._count, _AT_ONCE) if on_gpu else self._count + 1
+        self._lora_places = min(self._lora_count, _MAX_LORAS_PER_STEP) if on_gpu else self._lora_count + 1
         self._has_soft_prompt = any(each.virtual_tokens for each in files)
 
-    def arguments(self) -> dict[str, Any]:
+    def engine_arguments(self) -> dict[str, Any]:
         found: dict[str, Any] = {"enable_prompt_embeds": True} if self._has_soft_prompt else {}
-        if self._count:
+        if self._lora_count:
             found |= {
-                "enable_lora": True, "max_lora_rank": self._rank, "max_loras": self._places,
-                "max_cpu_loras": max(self._count, self._places),  # keep all adapters, so that no step reads files
+                "enable_lora": True, "max_lora_rank": self._rank, "max_loras": self._lora_places,
+                # Keep all adapters in memory, so that no step reads files.
+                "max_cpu_loras": max(self._lora_count, self._lora_places),
                 # Otherwise vLLM would also adapt the embeddings, which fails together with soft prompts.
                 "lora_target_modules": sorted(self._projections),
             }  # fmt: skip
         return found
 
     def reserved_bytes(self, *, dtype: torch.dtype) -> int:
-        if not self._count or self._base is None:
+        if not self._lora_count or self._base is None:
             return 0
         together = [group for group in GROUPS.values() if not self._projections.isdisjoint(group)]
         numbers = self._base.layers * sum(sum(self._base.projections[name]) for group in together for name in group)
-        return int(numbers * self._rank * self._places * dtype.itemsize)
+        return int(numbers * self._rank * self._lora_places * dtype.itemsize)
 
     def get(self, name: str, *, llm: Any, dtype: torch.dtype) -> VLLMAdapter:
         """Return an adapter (empty name: the base model). Raises OptionRefused if the adapter is unknown or

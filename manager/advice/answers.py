@@ -21,8 +21,8 @@ from stoker.errors import ConfigError
 from stoker.log_files import log_to_file
 from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.advice.judging import Opinion, diagnose_failed_call
-from stoker.manager.advice.logs.opinion import DOUBTED, second_opinion
-from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, slowdown
+from stoker.manager.advice.logs.opinion import OPINION_BELOW, ask_second_opinion
+from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, compute_slowdown
 from stoker.manager.advice.source.agent import add_facts_from_model
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts, mask_secrets_in_facts
@@ -43,7 +43,7 @@ _PROOF_CHARACTERS = 400
 
 
 class Advisor:
-    """Answers questions of a session. `learned`: the future of the last call of `learn_formats`."""
+    """Answers the manager's questions about a session. `learning`: future of the last call of `learn_formats`."""
 
     def __init__(self, folder: SessionFolder, *, endpoint: ModelEndpoint | None = None) -> None:
         self._folder = folder
@@ -52,15 +52,15 @@ class Advisor:
         if endpoint is not None:
             self._formats = LineFormats(state_folder() / "sources.sqlite", model=endpoint.model.model)
         self._learning = ThreadPoolExecutor(1, thread_name_prefix="formats")
-        self.learned: Future[None] | None = None
+        self.learning: Future[None] | None = None
         self._followed: dict[tuple[int, int], _FollowedCall] = {}
         self._facts: dict[tuple[str, str], WorkloadFacts] = {}
 
     @cached_property
-    def _store(self) -> PerformanceStore:
+    def _performance_store(self) -> PerformanceStore:
         return PerformanceStore(state_folder() / "performance.sqlite")
 
-    def answer(self, question: AskAdvice) -> AdviceArrived | None:
+    def answer_question(self, question: AskAdvice) -> AdviceArrived | None:
         match question.about:
             case OfContext() as about:
                 return self._answer_about_context(question, about)
@@ -73,12 +73,14 @@ class Advisor:
 
     def needs_model_opinion(self, found: AdviceArrived | None) -> bool:
         verdict = found.advice if found is not None else None
-        return self._endpoint is not None and isinstance(verdict, events.VerdictAdvice) and verdict.sure < DOUBTED
+        return self._endpoint is not None and isinstance(verdict, events.VerdictAdvice) and verdict.sure < OPINION_BELOW
 
     def answer_with_model_opinion(self, question: AskAdvice) -> AdviceArrived | None:
         assert isinstance(question.about, OfFailure)
         assert self._endpoint is not None
-        return self._answer_about_failure(question, question.about, partial(second_opinion, endpoint=self._endpoint))
+        return self._answer_about_failure(
+            question, question.about, partial(ask_second_opinion, endpoint=self._endpoint)
+        )
 
     def _answer_about_failure(
         self, question: AskAdvice, about: OfFailure, opinion: Opinion | None = None
@@ -98,13 +100,18 @@ class Advisor:
             return None
         from stoker.manager.advice import estimating  # NumPy is imported only when needed
 
-        estimating.history().remember(about.recipe, loader, name=question.name)
-        if any(known.loads for known in self._store.estimates(about.recipe).values()):
+        estimating.open_history().store_facts(about.recipe, loader, name=question.name)
+        if any(known.loads for known in self._performance_store.estimates(about.recipe).values()):
             return None  # no estimate is needed: the recipe has measurements, which the manager reads itself
-        return _found(about, estimating.estimate_context_loads(self._store, loader, but=about.recipe))
+        return _make_advice_from_similar_recipes(
+            about, estimating.estimate_context_loads(self._performance_store, loader, excluded_recipe=about.recipe)
+        )
 
     def _answer_about_function(self, question: AskAdvice, about: OfFunction) -> AdviceArrived | None:
-        known = {kind: each.functions.get(question.name) for kind, each in self._store.estimates(about.recipe).items()}
+        known = {
+            kind: each.functions.get(question.name)
+            for kind, each in self._performance_store.estimates(about.recipe).items()
+        }
         measured = {kind: events.ContextAdvice(run_s=run.mean) for kind, run in known.items() if run}
         function = self._extract_facts_of_source(about.function)
         if function is not None:
@@ -112,9 +119,11 @@ class Advisor:
 
             facts = estimating.merge_loader_facts(self._extract_facts_of_source(about.recipe), function)
             name = question.name.rpartition(":")[2]
-            estimating.history().remember(about.recipe, facts, function=question.name, name=name)
+            estimating.open_history().store_facts(about.recipe, facts, function=question.name, name=name)
             if not measured:
-                return _found(about, estimating.runs_of(self._store, facts))
+                return _make_advice_from_similar_recipes(
+                    about, estimating.estimate_run_times(self._performance_store, facts)
+                )
         return AdviceArrived(about, events.CostAdvice(measured)) if measured else None
 
     def _extract_facts_of_source(self, key: str) -> WorkloadFacts | None:
@@ -141,18 +150,20 @@ class Advisor:
         followed = self._followed.pop(key, None)
         if followed is None:
             followed = _FollowedCall(question.log, start=question.start, formats=self._formats)
-        self._followed[key] = followed  # move this log to the end of the dictionary: most recently used
+        self._followed[key] = followed  # keep the order of use, because the first entry is deleted next
         if len(self._followed) > _MOST_LOGS:
             del self._followed[next(iter(self._followed))]
-        pace = followed.current_pace()
+        pace = followed.measure_pace()
         if self._formats is not None and self._endpoint is not None:
             unread = self._formats.take_unread_formats()
             if unread:
-                self.learned = self._learning.submit(self._formats.learn_formats, unread, self._endpoint)
+                self.learning = self._learning.submit(self._formats.learn_formats, unread, self._endpoint)
         return AdviceArrived(about, pace, "what it prints") if pace is not None else None
 
 
-def _found(about: OfContext | OfFunction, by_kind: Mapping[str, events.ContextAdvice]) -> AdviceArrived | None:
+def _make_advice_from_similar_recipes(
+    about: OfContext | OfFunction, by_kind: Mapping[str, events.ContextAdvice]
+) -> AdviceArrived | None:
     return AdviceArrived(about, events.CostAdvice(dict(by_kind)), SIMILAR) if by_kind else None
 
 
@@ -163,13 +174,13 @@ class _FollowedCall:
         self._log = FollowedLog(path, start=start, formats=formats)
         self._best: dict[bool, tuple[float, LoggedProgress]] = {}
 
-    def current_pace(self) -> events.PaceAdvice | None:
+    def measure_pace(self) -> events.PaceAdvice | None:
         now = time.time()
         progress = self._log.track(at_s=now)
         if progress is None:
             return None
         at, best = self._best.get(progress.evaluates, (now, None))
-        slower = slowdown(best, progress)
+        slower = compute_slowdown(best, progress)
         if best is None or (slower is not None and slower < 0):
             self._best[progress.evaluates] = now, progress
         return events.PaceAdvice(
@@ -181,17 +192,17 @@ class _FollowedCall:
 # ---- the channel
 
 
-def serve(session: str, channel: socket.socket) -> None:
+def serve_questions(session: str, channel: socket.socket) -> None:
     """Answer questions until the manager closes the channel, then end the process."""
     folder = SessionFolder(session)
     log_to_file(folder.path / "advisor.log")
     log.info("the advisor starts: pid %d", os.getpid())
-    model = model_of(folder)
+    model = find_advice_model(folder)
     answer_until_closed(channel, Advisor(folder, endpoint=ModelEndpoint(model) if model is not None else None))
-    os._exit(0)  # do not wait for an answer of the language model
+    os._exit(0)  # exit without waiting for threads that query the language model
 
 
-def model_of(folder: SessionFolder) -> Advice | None:
+def find_advice_model(folder: SessionFolder) -> Advice | None:
     try:
         return next((site.advice for site in read_sites(folder.sites).values() if site.advice.url), None)
     except ConfigError as error:
@@ -199,7 +210,7 @@ def model_of(folder: SessionFolder) -> Advice | None:
         return None
 
 
-_MOST_DOUBTED = 4
+_MOST_WAITING_FAILURES = 4
 """Maximum number of failures that wait for the language model's opinion."""
 
 
@@ -221,33 +232,40 @@ def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
             log.warning("a question cannot be read: %s", error)
             continue
         if isinstance(question.about, OfContext | OfFunction):
-            slow.submit(lambda asked: _send(channel, asked, _answer(advisor.answer, asked)), question)
+            slow.submit(
+                lambda asked: _send_answer(channel, asked, _answer_without_raising(advisor.answer_question, asked)),
+                question,
+            )
             continue
-        found = _answer(advisor.answer, question)
+        found = _answer_without_raising(advisor.answer_question, question)
         doubted = [each for each in doubted if not each.done()]
-        if advisor.needs_model_opinion(found) and len(doubted) < _MOST_DOUBTED:
-            doubted.append(failures.submit(_send_with_opinion, channel, advisor, question, found))
+        if advisor.needs_model_opinion(found) and len(doubted) < _MOST_WAITING_FAILURES:
+            doubted.append(failures.submit(_send_answer_with_opinion, channel, advisor, question, found))
         else:
-            _send(channel, question, found)
+            _send_answer(channel, question, found)
 
 
-def _send_with_opinion(
+def _send_answer_with_opinion(
     channel: socket.socket, advisor: Advisor, question: AskAdvice, found: AdviceArrived | None
 ) -> None:
-    _send(channel, question, _answer(advisor.answer_with_model_opinion, question) or found)
+    _send_answer(channel, question, _answer_without_raising(advisor.answer_with_model_opinion, question) or found)
 
 
-def _answer(answer: Callable[[AskAdvice], AdviceArrived | None], question: AskAdvice) -> AdviceArrived | None:
+def _answer_without_raising(
+    answer: Callable[[AskAdvice], AdviceArrived | None], question: AskAdvice
+) -> AdviceArrived | None:
     try:
         return answer(question)
     except ImportError as error:
-        log.warning("no answer on %s: %s; install it: pip install 'stoker[advice]'", question.about, error)
+        log.warning(
+            "the advisor cannot answer about %s: %s; install it: pip install 'stoker[advice]'", question.about, error
+        )
     except Exception:  # an error in a log or source must not end the advisor
-        log.exception("no answer on %s", question.about)
+        log.exception("the advisor cannot answer about %s", question.about)
     return None
 
 
-def _send(channel: socket.socket, question: AskAdvice, found: AdviceArrived | None) -> None:
+def _send_answer(channel: socket.socket, question: AskAdvice, found: AdviceArrived | None) -> None:
     try:
         channel.send(events.encode(events.Answer(question.about, found)))
     except OSError as error:

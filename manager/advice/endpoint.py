@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from stoker.manager.advice.secrets import masked
+from stoker.manager.advice.secrets import mask_secrets
 from stoker.site import Advice
 
 Messages = list[dict[str, str]]
@@ -25,7 +25,7 @@ _CONNECT_S = 5.0
 _MOST_ANSWER_TOKENS = 1_000
 _CHARACTERS_A_TOKEN = 3
 """Assumed characters per token if the endpoint reports no tokens."""
-_NO_SCHEMAS = frozenset({400, 422, 501})
+_SCHEMA_REFUSALS = frozenset({400, 422, 501})
 """HTTP status codes of an endpoint that does not support answer schemas."""
 
 
@@ -38,27 +38,27 @@ class EndpointError(Exception):
 
 
 class ModelEndpoint:
-    """A model, and the tokens that the session has left for it. Thread-safe."""
+    """A language model, and the number of tokens that the session may still use. Thread-safe."""
 
     def __init__(self, model: Advice) -> None:
         self.model = model
-        self.takes_schemas = True
+        self.supports_schemas = True
         self.tokens_left = model.session_tokens
         self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
-        return masked(self.model.url)
+        return mask_secrets(self.model.url)
 
-    def models(self) -> list[str]:
+    def list_models(self) -> list[str]:
         """Return the names of the endpoint's models. Raises EndpointError."""
         try:
-            listed = json.loads(Conversation(self).request("GET", "/models"))
+            listed = json.loads(Conversation(self).send_request("GET", "/models"))
             return [str(each["id"]) for each in listed["data"]]
         except (ValueError, RecursionError, KeyError, TypeError) as error:
             raise EndpointError(f"the list of models cannot be read: {type(error).__name__}") from None
 
-    def spend(self, tokens: int) -> None:
+    def spend_tokens(self, tokens: int) -> None:
         with self._lock:
             self.tokens_left = max(0, self.tokens_left - tokens)
 
@@ -89,11 +89,11 @@ class Conversation:
         EndpointError.
         """
         asked = sum(len(message["content"]) for message in messages) // _CHARACTERS_A_TOKEN
-        most = min(_MOST_ANSWER_TOKENS, self._room(asked))
-        sent = [{**message, "content": masked(message["content"])} for message in messages]
+        most = min(_MOST_ANSWER_TOKENS, self._answer_token_limit(asked))
+        sent = [{**message, "content": mask_secrets(message["content"])} for message in messages]
         body = {"model": self._model.model, "messages": sent, "temperature": 0, "max_tokens": most}
         try:
-            answer = json.loads(self._answer(body, schema))
+            answer = json.loads(self._request_completion(body, schema))
             text = answer["choices"][0]["message"]["content"]
             counted = (answer.get("usage") or {}).get("total_tokens", 0)
         except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
@@ -103,12 +103,12 @@ class Conversation:
         told = counted if isinstance(counted, int) and not isinstance(counted, bool) else 0
         spent = max(told, asked + len(text) // _CHARACTERS_A_TOKEN)
         self.tokens += spent
-        self._endpoint.spend(spent)
+        self._endpoint.spend_tokens(spent)
         if self.tokens > self._model.tokens:
             raise EndpointError(f"the budget of {self._model.tokens:,} tokens is spent: {self.tokens:,} were used")
         return text
 
-    def _room(self, asked: int) -> int:
+    def _answer_token_limit(self, asked: int) -> int:
         room, of_session = self._model.tokens - self.tokens - asked, self._endpoint.tokens_left - asked
         if room <= 0:
             raise EndpointError(f"the budget of {self._model.tokens:,} tokens is spent")
@@ -116,23 +116,23 @@ class Conversation:
             raise EndpointError(f"the session's budget of {self._model.session_tokens:,} tokens is spent")
         return min(room, of_session)
 
-    def _answer(self, body: dict[str, Any], schema: Mapping[str, object] | None) -> bytes:
+    def _request_completion(self, body: dict[str, Any], schema: Mapping[str, object] | None) -> bytes:
         if schema is None:
-            return self.request("POST", _CHAT, {**body, "stop": ["Observation:"]})
-        if self._endpoint.takes_schemas:
+            return self.send_request("POST", _CHAT, {**body, "stop": ["Observation:"]})
+        if self._endpoint.supports_schemas:
             forced = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
             try:
-                return self.request("POST", _CHAT, {**body, "response_format": forced})
+                return self.send_request("POST", _CHAT, {**body, "response_format": forced})
             except EndpointError as error:
-                if error.status not in _NO_SCHEMAS:
+                if error.status not in _SCHEMA_REFUSALS:
                     raise
-                self._endpoint.takes_schemas = False
-        return self.request("POST", _CHAT, body)
+                self._endpoint.supports_schemas = False
+        return self.send_request("POST", _CHAT, body)
 
-    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
-        """Return the body of a response within the time that is left. Raises EndpointError."""
+    def send_request(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        """Return the body of the response. Raises EndpointError, also when the time limit has passed."""
         httpx, url = self._httpx, self._model.url.rstrip("/")
-        left_s = self._left_s()
+        left_s = self._remaining_s()
         key = os.environ.get(self._model.key_variable, "") if self._model.key_variable else ""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         options = {
@@ -147,17 +147,19 @@ class Conversation:
                 client.stream(method, url + path, json=body, headers=headers) as response,
             ):
                 if response.status_code != 200:
-                    raise EndpointError(f"it answered with status {response.status_code}", status=response.status_code)
+                    raise EndpointError(
+                        f"the endpoint answered with status {response.status_code}", status=response.status_code
+                    )
                 for piece in response.iter_bytes():
                     data += piece
-                    self._left_s()  # raises after the time limit: no other timeout ends a slow but steady response
+                    self._remaining_s()  # raises after the time limit: HTTPX limits only the wait for the next bytes
                     if len(data) > MOST_ANSWER_BYTES:
                         raise EndpointError(f"the answer is longer than {MOST_ANSWER_BYTES:,} bytes")
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
             raise EndpointError(f"{type(error).__name__}: {str(error)[:200]}") from None
         return bytes(data)
 
-    def _left_s(self) -> float:
+    def _remaining_s(self) -> float:
         left = self._ends_at - time.monotonic()
         if left <= 0:
             raise EndpointError(f"the time limit of {self._model.time_limit_s:g} s has passed")

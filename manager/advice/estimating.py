@@ -1,7 +1,7 @@
-"""Estimate the costs of a recipe (load time, run time, memory, pace) from similar recipes (SchedMate §3.1). If recipes
-with equal normalised source exist, only they count. Otherwise, average the scaled measurements of similar recipes,
-weighted by similarity. A weighted ridge regression on logarithms fits the effect of each number in the code (time ~
-steps^0.9); usual exponents are the prior.
+"""Estimate the costs of a recipe (load time, run time, memory, pace) from similar recipes (SchedMate §3.1). If the
+history has recipes with the same normalised source, only these count. Otherwise, average the scaled measurements of
+similar recipes, weighted by similarity. A weighted ridge regression on logarithms fits the effect of each number in the
+code (time ~ steps^0.9); usual exponents are the prior.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from stoker.contexts.performance import Estimate, Measured, PerformanceStore, RecipeRecord
 from stoker.errors import ConfigError
-from stoker.manager.advice.similar import SimilarSource, SimilarSources, SourceHistory, numbers_of
-from stoker.manager.advice.source.extractor import SourceText, extract_facts, loader_of
+from stoker.manager.advice.similar import SimilarSource, SimilarSourceFinder, SourceHistory, extract_numbers
+from stoker.manager.advice.source.extractor import SourceText, extract_facts, find_loader
 from stoker.manager.advice.source.facts import FIELDS, WorkloadFacts
 from stoker.manager.core.events import ContextAdvice
 
@@ -46,14 +46,14 @@ class MeasuredSample(msgspec.Struct, frozen=True):
 
 class FittedEffects(msgspec.Struct, frozen=True):
     """Effects of numbers in the code (such as steps) on a cost. `exponents`: change of the cost's logarithm if a number
-    doubles. `log_sd`: error if each recipe is estimated from the others.
+    doubles. `log_sd`: error of the logarithm if each recipe is estimated from the others.
     """
 
     exponents: dict[str, float]
     log_sd: float
 
-    def log_scale_factor(self, measured: Mapping[str, float], asked: Mapping[str, float]) -> float:
-        total = sum(each * math.log2(asked[name] / measured[name]) for name, each in self.exponents.items())
+    def log_scale_factor(self, measured: Mapping[str, float], wanted_numbers: Mapping[str, float]) -> float:
+        total = sum(each * math.log2(wanted_numbers[name] / measured[name]) for name, each in self.exponents.items())
         return min(max(total, -_MOST_SCALING), _MOST_SCALING)
 
 
@@ -74,7 +74,7 @@ def fit_effects(
     `width`: the drop in similarity that divides a weight by e."""
     if len(samples) < FEWEST_TO_FIT:
         return None
-    names, x = _columns(samples, numbers)
+    names, x = _columns_of_differing_numbers(samples, numbers)
     if not names:
         return None
     y = np.array([math.log(sample.value) for sample in samples])
@@ -95,7 +95,9 @@ def fit_effects(
     )
 
 
-def _columns(samples: Sequence[MeasuredSample], numbers: Mapping[str, float]) -> tuple[list[str], Array]:
+def _columns_of_differing_numbers(
+    samples: Sequence[MeasuredSample], numbers: Mapping[str, float]
+) -> tuple[list[str], Array]:
     shared = [name for name in numbers if all(name in sample.numbers for sample in samples)]
     shared.sort(key=lambda name: (name not in FIELDS, bool(_NUMBERED.fullmatch(name)), name))
     kept: dict[str, Array] = {}
@@ -122,7 +124,7 @@ _UNSEEN_SD = math.log(2)
 _ONE_IN_TEN = 1.2816
 
 
-class ScatteredValue(msgspec.Struct, frozen=True):
+class LogNormalEstimate(msgspec.Struct, frozen=True):
     """A log-normal quantity, with its 10th and 90th percentiles."""
 
     median: float
@@ -140,8 +142,8 @@ class ScatteredValue(msgspec.Struct, frozen=True):
         return self.mean * math.sqrt(math.expm1(self.log_sd**2))
 
 
-def estimate_from_samples(samples: Sequence[MeasuredSample], numbers: Mapping[str, float]) -> ScatteredValue | None:
-    """Return the distribution of a quantity, estimated from the first samples. `samples` are sorted by similarity."""
+def estimate_from_samples(samples: Sequence[MeasuredSample], numbers: Mapping[str, float]) -> LogNormalEstimate | None:
+    """Estimate the distribution of a quantity. `samples` begin with the most similar recipes, which are used."""
     same = [sample for sample in samples if sample.similarity >= 1.0]
     nearest = (same or samples)[:MOST_SIMILAR]
     if not nearest:
@@ -161,7 +163,7 @@ def estimate_from_samples(samples: Sequence[MeasuredSample], numbers: Mapping[st
         unseen = _UNSEEN_SD * (1 + max(0.0, 0.9 - float(similarities.max())))
         variance = (variance * count + unseen**2) / (count + 1)
     log_sd = math.sqrt(variance + within)
-    return ScatteredValue(
+    return LogNormalEstimate(
         median=math.exp(middle),
         low=math.exp(middle - _ONE_IN_TEN * log_sd),
         high=math.exp(middle + _ONE_IN_TEN * log_sd),
@@ -173,23 +175,23 @@ def estimate_from_samples(samples: Sequence[MeasuredSample], numbers: Mapping[st
 # ---- estimates
 
 
-THRESHOLD = 0.55
-"""Minimum similarity of recipes that are used for estimates."""
+LEAST_SIMILARITY = 0.55
+"""Minimum similarity of the recipes from which costs are estimated."""
 MOST_SIMILAR = 5
 _MOST_LOOKED_UP = 300
 
-Found = list[tuple[SimilarSource, Estimate]]
+MeasuredSources = list[tuple[SimilarSource, Estimate]]
 
 
-class RetrievedEstimate(msgspec.Struct, frozen=True):
-    """The estimated cost of a recipe on one kind of device, in seconds and bytes. `from_loads`, `from_runs`: recipes
-    whose measurements were used. `why`: reason if `run_s` is missing.
+class RecipeEstimate(msgspec.Struct, frozen=True):
+    """The estimated cost of a recipe on one kind of device, in seconds and bytes. `from_loads`, `from_runs`: the
+    similar recipes whose loads and runs were measured. `why`: the reason if `run_s` is missing.
     """
 
-    load_s: ScatteredValue | None = None
-    resident_bytes: ScatteredValue | None = None
-    peak_bytes: ScatteredValue | None = None
-    run_s: ScatteredValue | None = None
+    load_s: LogNormalEstimate | None = None
+    resident_bytes: LogNormalEstimate | None = None
+    peak_bytes: LogNormalEstimate | None = None
+    run_s: LogNormalEstimate | None = None
     from_loads: tuple[SimilarSource, ...] = ()
     from_runs: tuple[SimilarSource, ...] = ()
     why: str = ""
@@ -199,53 +201,57 @@ class Estimator:
     """Estimates costs from history. `estimates_of` returns a recipe's measurements by kind of device."""
 
     def __init__(self, history: SourceHistory, estimates_of: Callable[[str], Mapping[str, Estimate]]) -> None:
-        self._similar = SimilarSources(history)
+        self._similar = SimilarSourceFinder(history)
         self._estimates_of = estimates_of
 
     def estimate(
         self, kind: str, *, loader: WorkloadFacts | None = None, function: WorkloadFacts | None = None
-    ) -> RetrievedEstimate:
+    ) -> RecipeEstimate:
         """Return the estimate. `function`: the joined facts of the function and its loader (`merge_loader_facts`)."""
-        loads, _ = self._measured(loader, kind, of_loaders=True)
-        runs, why = self._measured(function, kind, of_loaders=False)
+        loads, _ = self._find_measured_sources(loader, kind, of_loaders=True)
+        runs, why = self._find_measured_sources(function, kind, of_loaders=False)
         on_host = kind.startswith("cpu")
         resident = [Measured(float(e.resident_bytes if on_host else e.device_bytes)) for _, e in loads]
         peak = [Measured(float(e.peak_bytes if on_host else e.device_bytes)) for _, e in loads]
         load_s = [Measured(e.load_s + e.start_s, e.load_sd) for _, e in loads]
-        return RetrievedEstimate(
-            load_s=_from_sources(loads, loader, load_s),
-            resident_bytes=_from_sources(loads, loader, resident),
-            peak_bytes=_from_sources(loads, loader, peak),
-            run_s=_from_sources(runs, function, [e.functions[source.row.function] for source, e in runs]),
+        return RecipeEstimate(
+            load_s=_estimate_from_sources(loads, loader, load_s),
+            resident_bytes=_estimate_from_sources(loads, loader, resident),
+            peak_bytes=_estimate_from_sources(loads, loader, peak),
+            run_s=_estimate_from_sources(runs, function, [e.functions[source.row.function] for source, e in runs]),
             from_loads=tuple(source for source, _ in loads[:MOST_SIMILAR]),
             from_runs=tuple(source for source, _ in runs[:MOST_SIMILAR]),
             why=why,
         )
 
-    def _measured(self, facts: WorkloadFacts | None, kind: str, *, of_loaders: bool) -> tuple[Found, str]:
+    def _find_measured_sources(
+        self, facts: WorkloadFacts | None, kind: str, *, of_loaders: bool
+    ) -> tuple[MeasuredSources, str]:
         """Return the measurements of similar recipes, and the reason if nothing was found."""
         if facts is None or not (facts.text or facts.known_facts()):
             return [], ": ".join(["the source is not known", *(facts.notes[:1] if facts is not None else ())])
-        similar = self._similar.most_similar(facts, of_loaders=of_loaders, threshold=THRESHOLD)
-        found: Found = []
+        similar = self._similar.find_most_similar(facts, of_loaders=of_loaders, threshold=LEAST_SIMILARITY)
+        found: MeasuredSources = []
         for source in similar[:_MOST_LOOKED_UP]:
             estimate = self._estimates_of(source.row.recipe).get(kind)
             if estimate is not None and (estimate.loads if of_loaders else source.row.function in estimate.functions):
                 found.append((source, estimate))
         if not similar:
-            return [], f"no recipe in the history has a similarity of {THRESHOLD:g} or more"
+            return [], f"no recipe in the history has a similarity of {LEAST_SIMILARITY:g} or more"
         if not found:
             return [], f"{len(similar)} similar recipes are in the history, and none was measured on {kind}"
         return found, ""
 
 
-def _from_sources(found: Found, facts: WorkloadFacts | None, values: Sequence[Measured]) -> ScatteredValue | None:
+def _estimate_from_sources(
+    found: MeasuredSources, facts: WorkloadFacts | None, values: Sequence[Measured]
+) -> LogNormalEstimate | None:
     samples = [
-        MeasuredSample(value.mean, value.sd, source.similarity, numbers_of(source.row.facts))
+        MeasuredSample(value.mean, value.sd, source.similarity, extract_numbers(source.row.facts))
         for (source, _), value in zip(found, values, strict=True)
         if value.mean > 0
     ]
-    return estimate_from_samples(samples, numbers_of(facts) if facts is not None else {})
+    return estimate_from_samples(samples, extract_numbers(facts) if facts is not None else {})
 
 
 def merge_loader_facts(loader: WorkloadFacts | None, function: WorkloadFacts) -> WorkloadFacts:
@@ -267,39 +273,43 @@ def merge_loader_facts(loader: WorkloadFacts | None, function: WorkloadFacts) ->
 # ---- for the advisor
 
 
-SAME = 0.995
+NEARLY_SAME = 0.995
 """Minimum similarity at which one recipe is enough to estimate memory."""
 _NARROW = 1.5
 _MANY = 5
-"""Number of less similar recipes that suffice to estimate memory, if the 90th percentile is at most `_NARROW` times the
-10th.
+"""Number of less similar recipes that suffice to estimate memory, if the 90th percentile of their memory is at most
+`_NARROW` times the 10th percentile.
 """
 
 
 @cache
-def history() -> SourceHistory:
+def open_history() -> SourceHistory:
     return SourceHistory()
 
 
-def estimate_context_loads(store: PerformanceStore, loader: WorkloadFacts, *, but: str) -> dict[str, ContextAdvice]:
-    """Return estimated load costs by kind of device, from all similar recipes except `but`."""
-    estimator = Estimator(history(), cache(lambda recipe: {} if recipe == but else store.estimates(recipe)))
-    found = {kind: estimator.estimate(kind, loader=loader) for kind in store.kinds()}
-    return {kind: _load(each, each.load_s) for kind, each in found.items() if each.load_s is not None}
+def estimate_context_loads(
+    store: PerformanceStore, loader: WorkloadFacts, *, excluded_recipe: str
+) -> dict[str, ContextAdvice]:
+    """Return estimated load costs by kind of device, from all similar recipes except `excluded_recipe`."""
+    estimator = Estimator(
+        open_history(), cache(lambda recipe: {} if recipe == excluded_recipe else store.estimates(recipe))
+    )
+    found = {kind: estimator.estimate(kind, loader=loader) for kind in store.list_device_kinds()}
+    return {kind: _make_load_advice(each, each.load_s) for kind, each in found.items() if each.load_s is not None}
 
 
-def runs_of(store: PerformanceStore, function: WorkloadFacts) -> dict[str, ContextAdvice]:
-    estimator = Estimator(history(), cache(store.estimates))
-    found = {kind: estimator.estimate(kind, function=function).run_s for kind in store.kinds()}
+def estimate_run_times(store: PerformanceStore, function: WorkloadFacts) -> dict[str, ContextAdvice]:
+    estimator = Estimator(open_history(), cache(store.estimates))
+    found = {kind: estimator.estimate(kind, function=function).run_s for kind in store.list_device_kinds()}
     return {kind: ContextAdvice(run_s=run.mean) for kind, run in found.items() if run is not None}
 
 
-def _load(found: RetrievedEstimate, load: ScatteredValue) -> ContextAdvice:
+def _make_load_advice(found: RecipeEstimate, load: LogNormalEstimate) -> ContextAdvice:
     best = max((each.similarity for each in found.from_loads), default=0.0)
     memory = [found.resident_bytes, found.peak_bytes]
     narrow = [each is not None and each.high <= _NARROW * each.low for each in memory]
     many = found.resident_bytes is not None and found.resident_bytes.recipes >= _MANY
-    believed = best >= SAME or (many and all(narrow))
+    believed = best >= NEARLY_SAME or (many and all(narrow))
     resident, peak = (int(each.high) if each is not None and believed else 0 for each in memory)
     return ContextAdvice(load_s=load.mean, resident_bytes=resident, peak_bytes=peak)
 
@@ -311,7 +321,7 @@ _RECIPE = "estimated"
 
 
 class EstimatedFunction:
-    """Stands in for the performance store with estimates for a function that has no measurements."""
+    """Estimates for a function without measurements, with the interface of the performance store."""
 
     def __init__(self, function: str, by_kind: dict[str, Estimate], similar: tuple[str, ...]) -> None:
         self.similar = similar
@@ -325,7 +335,9 @@ class EstimatedFunction:
         return self._by_kind if recipe_key == _RECIPE else {}
 
 
-def estimated(file: Path, function: str, store: PerformanceStore, history: SourceHistory) -> EstimatedFunction:
+def estimate_unmeasured_function(
+    file: Path, function: str, store: PerformanceStore, history: SourceHistory
+) -> EstimatedFunction:
     """Return estimates for a function of a source file. Raises ConfigError if no estimate is possible."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
@@ -336,11 +348,11 @@ def estimated(file: Path, function: str, store: PerformanceStore, history: Sourc
     if not facts.text:
         raise ConfigError(f"{function} of {file} cannot be planned: {'; '.join(facts.notes) or 'it has no source'}")
     loader = None
-    if named := loader_of(text, function):
+    if named := find_loader(text, function):
         loader = extract_facts(SourceText(text, named[0], place), arguments=named[1], folders=folders)
     by_kind, why, similar = dict[str, Estimate](), list[str](), dict[str, None]()
     estimator = Estimator(history, store.estimates)
-    for kind in store.kinds():
+    for kind in store.list_device_kinds():
         found = estimator.estimate(kind, loader=loader, function=merge_loader_facts(loader, facts))
         if (run := found.run_s) is None:
             why.append(f"on {kind}, {found.why or 'nothing was found'}")

@@ -13,12 +13,18 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from stoker.manager.advice.logs import Fault, Located, LogLine, classify, locate
-from stoker.manager.advice.logs.classifier import GUESSED, frame_owners
-from stoker.manager.advice.logs.failures import JOB, OF_CALLS, SAID, FaultRule, matching_rules
-from stoker.manager.advice.logs.opinion import DOUBTED
+from stoker.manager.advice.logs import Fault, LocatedFailure, LogLine, classify_failure, locate_failure
+from stoker.manager.advice.logs.classifier import NO_RULE_MATCHES, find_frame_owners
+from stoker.manager.advice.logs.failures import (
+    CALL_RULES,
+    JOB_START_RULES,
+    MESSAGE_RULES,
+    FaultRule,
+    find_matching_rules,
+)
+from stoker.manager.advice.logs.opinion import OPINION_BELOW
 from stoker.manager.advice.logs.reading import TRACEBACK
-from stoker.manager.advice.secrets import masked
+from stoker.manager.advice.secrets import mask_secrets
 
 # ---- several logs, read as one text
 
@@ -50,7 +56,7 @@ class LogParts:
     def __iter__(self) -> Iterator[bytes]:
         number = 0
         for part in self._parts:
-            opened = _open(part) if part.path is not None else (io.BytesIO(part.text), len(part.text), 0)
+            opened = _open_log_part(part) if part.path is not None else (io.BytesIO(part.text), len(part.text), 0)
             if opened is None:
                 continue
             file, left, skipped = opened
@@ -60,7 +66,7 @@ class LogParts:
                     left, number = left - len(line), number + 1
                     yield line
 
-    def place(self, number: int) -> tuple[str, int]:
+    def find_line_source(self, number: int) -> tuple[str, int]:
         """Return the source of a line, and the line's number in this source, counted from 1 (0: unknown)."""
         for first, part, skipped in reversed(self._begun):
             if number >= first:
@@ -69,7 +75,7 @@ class LogParts:
         return "", 0
 
 
-def _open(part: LogPart) -> tuple[IO[bytes], int, int] | None:
+def _open_log_part(part: LogPart) -> tuple[IO[bytes], int, int] | None:
     """Return the open file, the number of bytes to read, and the number of lines before them (-1: unknown). Return None
     if the file is unreadable or not a regular file.
     """
@@ -92,7 +98,7 @@ def _open(part: LogPart) -> tuple[IO[bytes], int, int] | None:
 # ---- judgements
 
 
-Opinion = Callable[[Located, Fault], Fault]
+Opinion = Callable[[LocatedFailure, Fault], Fault]
 """Receives a failure and an uncertain verdict, and returns a new or unchanged verdict."""
 _PLACE = re.compile(r"at (?P<file>.+):(?P<line>\d+) in (?P<name>.+)")
 
@@ -115,57 +121,63 @@ def diagnose_failed_call(
     parts = [LogPart(Path(log).stem, path=Path(log), start=start, end=end or None)] if log else []
     raises = any(_PLACE.fullmatch(line.strip()) for line in said.splitlines())
     if said:
-        parts.append(log_part_of_exception(said) if raises else log_part_of_text(said))
-    found = judged(parts, [] if raises else said.splitlines()[:1], OF_CALLS, opinion=opinion)
+        parts.append(make_log_part_of_exception(said) if raises else make_log_part_of_text(said))
+    found = find_fault(parts, [] if raises else said.splitlines()[:1], CALL_RULES, opinion=opinion)
     if found is None:
         return None
     fault, proof = found
     return msgspec.structs.replace(fault, proof=tuple(LogLine(line.number, line.text) for line in proof))
 
 
-def log_part_of_text(text: str) -> LogPart:
+def make_log_part_of_text(text: str) -> LogPart:
     return LogPart("", text=text.encode(errors="replace") + b"\n")
 
 
-def log_part_of_exception(raised: str) -> LogPart:
+def make_log_part_of_exception(raised: str) -> LogPart:
     hits = [(_PLACE.fullmatch(line.strip()), line) for line in raised.splitlines()]
     frames = [f'  File "{hit["file"]}", line {hit["line"]}, in {hit["name"]}' for hit, _ in hits if hit]
-    return log_part_of_text("\n".join([TRACEBACK + ":", *frames, *(line for hit, line in hits if not hit)]))
+    return make_log_part_of_text("\n".join([TRACEBACK + ":", *frames, *(line for hit, line in hits if not hit)]))
 
 
-def judged(
+def find_fault(
     parts: list[LogPart], said: list[str], rules: tuple[FaultRule, ...], *, opinion: Opinion | None = None
 ) -> tuple[Fault, tuple[ProofLine, ...]] | None:
-    """Return the fault and the lines that prove it. `parts`: logs, oldest first. `said`: the session's messages, which
-    decide if their verdict is more certain than that of the logs.
+    """Return the fault and the lines that prove it. `parts`: logs, oldest first. `said`: the session's messages.
+    The more certain verdict counts: by the messages or by the logs.
     """
     logs = LogParts(parts)
-    located = locate(logs, rules=rules)
-    by_log = classify(located, rules=rules) if located is not None else None
-    by_word = _fault_in_messages(said, SAID if rules is OF_CALLS else (*JOB, *SAID))
-    if by_word is not None and (by_log is None or by_word.sure > by_log.sure or by_log.means.startswith(GUESSED)):
+    located = locate_failure(logs, rules=rules)
+    by_log = classify_failure(located, rules=rules) if located is not None else None
+    by_word = _find_fault_in_messages(
+        said, MESSAGE_RULES if rules is CALL_RULES else (*JOB_START_RULES, *MESSAGE_RULES)
+    )
+    if by_word is not None and (
+        by_log is None or by_word.sure > by_log.sure or by_log.means.startswith(NO_RULE_MATCHES)
+    ):
         return by_word, tuple(ProofLine("", 0, line.text) for line in by_word.proof)
     if by_log is None or located is None:
         return None
-    if opinion is not None and by_log.sure < DOUBTED:
+    if opinion is not None and by_log.sure < OPINION_BELOW:
         by_log = opinion(located, by_log)
-    return by_log, tuple(ProofLine(*logs.place(line.number), line.text) for line in _proof(by_log, located))
+    return by_log, tuple(
+        ProofLine(*logs.find_line_source(line.number), line.text) for line in _collect_proof_lines(by_log, located)
+    )
 
 
-def _fault_in_messages(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fault | None:
+def _find_fault_in_messages(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fault | None:
     for text in said:
         lines = text.splitlines()
         for line in reversed(lines):
-            if found := matching_rules(line, rules):
-                shown = dict.fromkeys(masked(one.strip()) for one in (lines[0], line))
+            if found := find_matching_rules(line, rules):
+                shown = dict.fromkeys(mask_secrets(one.strip()) for one in (lines[0], line))
                 proof = tuple(LogLine(0, one) for one in shown)
                 return Fault(found[0].kind, found[0].component, found[0].sure, found[0].means, proof)
     return None
 
 
-def _proof(fault: Fault, located: Located) -> list[LogLine]:
+def _collect_proof_lines(fault: Fault, located: LocatedFailure) -> list[LogLine]:
     frames = [line for line in located.traceback if line.text.lstrip().startswith('File "')]
-    own = [line for line in frames if frame_owners([line.text]) == ["user"]]
+    own = [line for line in frames if find_frame_owners([line.text]) == ["user"]]
     chosen = {line.number: line for line in (*own[-1:], *fault.proof) if TRACEBACK not in line.text}
     lines = [chosen[number] for number in sorted(chosen)] or list(fault.proof)
     return list({line.text.strip(): LogLine(line.number, line.text.strip()) for line in lines}.values())

@@ -20,11 +20,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with contextlib.suppress(OSError):
         os.nice(NICE)  # lower the priority before the imports, which take most of the time
-    from stoker.manager.advice.answers import serve
+    from stoker.manager.advice.answers import serve_questions
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C in the user's terminal
     with socket.socket(fileno=options.channel) as channel:
-        serve(options.session, channel)
+        serve_questions(options.session, channel)
     return 0
 
 

@@ -9,11 +9,11 @@ import re
 
 HIDDEN = "***"
 
-_BY_FORM = re.compile(
+_SECRET_FORMATS = re.compile(
     r"""
       \b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{16}\b                       # AWS access key ids
     | \bhf_[A-Za-z0-9]{16,}                                         # Hugging Face
-    | \bsk-[A-Za-z0-9_-]{16,}                                       # OpenAI and those who copied it
+    | \bsk-[A-Za-z0-9_-]{16,}                                       # OpenAI and services that use its format
     | \bgh[pousr]_[A-Za-z0-9]{20,} | \bgithub_pat_[A-Za-z0-9_]{20,} # GitHub
     | \bglpat-[A-Za-z0-9_-]{16,}                                    # GitLab
     | \bxox[abeoprs]-[A-Za-z0-9-]{10,}                              # Slack
@@ -41,22 +41,22 @@ _BY_NAME = re.compile(
     re.IGNORECASE,
 )
 _OPTION = re.compile(r"(?:^|\s)--[\w.-]*$")
-_LEAST = 6
+_SHORTEST_SECRET = 6
 """Minimum length of a value that is hidden after an option or the name `token`."""
 _HARMLESS = re.compile(r"[-+]?[\d.,]+(?:[eE][-+]?\d+)?%?|<.*|None|null|True|False|true|false|\*+", re.DOTALL)
 
 
-_MAY_HAVE_ONE = re.compile(
+_MAY_CONTAIN_SECRET = re.compile(
     r"pass|pwd|secret|key|token|credential|sign|sig|sas|auth|cookie|bearer|://|a(?:kia|sia|roa|ida)|hf_|sk-|gh[pousr]_"
     r"|github_|glpat|xox|aiza|eyj"
 )
 
 
-def masked(text: str) -> str:
-    if not _MAY_HAVE_ONE.search(text.lower()):
+def mask_secrets(text: str) -> str:
+    if not _MAY_CONTAIN_SECRET.search(text.lower()):
         return text
     text = _PRIVATE_KEY.sub(rf"\1{HIDDEN}\3", text)
-    text = _BY_FORM.sub(lambda found: found[0][:4] + HIDDEN, text)
+    text = _SECRET_FORMATS.sub(lambda found: found[0][:4] + HIDDEN, text)
     text = _IN_URL.sub(rf"\1\2{HIDDEN}@", text)
     text = _HEADER.sub(rf"\1{HIDDEN}", text)
     text = _BEARER.sub(rf"\1{HIDDEN}", text)
@@ -70,8 +70,11 @@ def _hide_value_after_name(found: re.Match[str]) -> str:
         return found[0]
     if name[-1] not in ":=" and not name.rstrip().endswith((":", "=")):
         # Only a blank separates the name from the value: the name is a command-line option or an ordinary word.
-        if not _OPTION.search(found.string[max(0, found.start() - 40) : found.start()]) or len(value) < _LEAST:
+        if (
+            not _OPTION.search(found.string[max(0, found.start() - 40) : found.start()])
+            or len(value) < _SHORTEST_SECRET
+        ):
             return found[0]
-    elif "token" in name.lower() and len(value) < _LEAST:
+    elif "token" in name.lower() and len(value) < _SHORTEST_SECRET:
         return found[0]
     return f"{name}{opened}{HIDDEN}"

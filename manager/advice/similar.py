@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.contexts.folders import state_folder
-from stoker.contexts.performance import Measurements
+from stoker.contexts.performance import MeasurementFile
 from stoker.decoding import UNREADABLE
 from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 
@@ -28,7 +28,7 @@ from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 
 Vector = npt.NDArray[np.float32]
 
-SHARE_OF_FACTS = 0.6
+FACTS_WEIGHT = 0.6
 """Weight of the facts in the similarity; the rest is the weight of the source."""
 _BITS = 20
 _WEIGHTS = {"model": 1.5, "task": 1.2, "framework": 1.2, "data": 0.6}
@@ -40,7 +40,7 @@ _RENAMED = re.compile(r"[avg][0-9]+")
 _PARAMETERS = re.compile(r"(?<![A-Za-z0-9.])([0-9]+(?:\.[0-9]+)?)([MB])(?![A-Za-z])", re.IGNORECASE)
 
 
-def numbers_of(facts: WorkloadFacts) -> dict[str, float]:
+def extract_numbers(facts: WorkloadFacts) -> dict[str, float]:
     found = {**facts.known_facts(), **facts.further}
     numbers = {name: float(fact.value) for name, fact in found.items() if isinstance(fact.value, int | float)}
     size = _PARAMETERS.search(str(facts.model.value))
@@ -49,9 +49,9 @@ def numbers_of(facts: WorkloadFacts) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if 0 < value < math.inf}
 
 
-def terms_of_facts(facts: WorkloadFacts) -> dict[str, float]:
+def make_fact_terms(facts: WorkloadFacts) -> dict[str, float]:
     terms = dict[str, float]()
-    for name, number in numbers_of(facts).items():
+    for name, number in extract_numbers(facts).items():
         _add_number_terms(terms, name, number)
     for name, fact in {**facts.known_facts(), **facts.further}.items():
         if isinstance(fact.value, str):
@@ -59,7 +59,7 @@ def terms_of_facts(facts: WorkloadFacts) -> dict[str, float]:
     return terms
 
 
-def terms_of_text(text: str) -> Counter[str]:
+def make_text_terms(text: str) -> Counter[str]:
     words = [word for word in _TERMS.findall(text) if not _RENAMED.fullmatch(word)]
     return Counter([*words, *(f"{first} {second}" for first, second in pairwise(words))])
 
@@ -78,7 +78,7 @@ class TermTable:
         pairs = [hash_terms_to_vector(row) for row in rows]
         self._places = np.concatenate([places for places, _ in pairs])
         values = np.concatenate([values for _, values in pairs])
-        self._row = np.repeat(np.arange(len(rows)), [len(places) for places, _ in pairs])
+        self._read_row = np.repeat(np.arange(len(rows)), [len(places) for places, _ in pairs])
         self._weight = np.ones(1 << _BITS, np.float32)
         if idf:
             used = np.bincount(self._places, minlength=1 << _BITS)
@@ -86,16 +86,16 @@ class TermTable:
             values = np.sign(values) * (1 + np.log(np.maximum(np.abs(values), 1)))
         self._idf = idf
         self._values = values * self._weight[self._places]
-        self._lengths = np.sqrt(np.bincount(self._row, self._values**2, minlength=len(rows)))
+        self._lengths = np.sqrt(np.bincount(self._read_row, self._values**2, minlength=len(rows)))
 
-    def cosines(self, terms: Mapping[str, float]) -> Vector:
+    def cosine_similarities(self, terms: Mapping[str, float]) -> Vector:
         places, values = hash_terms_to_vector(terms)
         if self._idf:
             values = np.sign(values) * (1 + np.log(np.maximum(np.abs(values), 1)))
         dense = np.zeros(1 << _BITS, np.float32)
         np.add.at(dense, places, values * self._weight[places])
         length = float(np.linalg.norm(dense))
-        dots = np.bincount(self._row, dense[self._places] * self._values, minlength=self.count)
+        dots = np.bincount(self._read_row, dense[self._places] * self._values, minlength=self.count)
         return np.asarray(dots / np.maximum(self._lengths * length, 1e-12), np.float32)
 
 
@@ -151,22 +151,22 @@ class SourceHistory:
     """Stores the facts of recipes and functions in one SQLite file. Disk errors raise no exception."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self._file = Measurements(path or state_folder() / "sources.sqlite", schema=_SCHEMA, shape=_SHAPE)
+        self._file = MeasurementFile(path or state_folder() / "sources.sqlite", schema=_SCHEMA, shape=_SHAPE)
         self._rows: dict[tuple[str, str], SourceRow] = {}
 
-    def remember(self, recipe: str, facts: WorkloadFacts, *, function: str = "", name: str = "") -> None:
+    def store_facts(self, recipe: str, facts: WorkloadFacts, *, function: str = "", name: str = "") -> None:
         """Store the facts of a recipe's loader, or of a `function` (its key in the measurements) together with the
         loader."""
         row = (recipe, function, name, msgspec.json.encode(facts), time.time())
         self._file.write((_PUT, [row]), (_DROP, [(MOST_ROWS,)]))
 
-    def rows(self) -> list[SourceRow]:
+    def read_rows(self) -> list[SourceRow]:
         """Return all rows, newest first."""
         stamps = self._file.read("SELECT recipe, function, at FROM sources ORDER BY at DESC, recipe, function")
         fresh = dict[tuple[str, str], SourceRow]()
         for recipe, function, at in stamps:
             known = self._rows.get((recipe, function))
-            row = known if known is not None and known.at == at else self._row(recipe, function)
+            row = known if known is not None and known.at == at else self._read_row(recipe, function)
             if row is not None:
                 fresh[recipe, function] = row
         self._rows = fresh
@@ -175,10 +175,10 @@ class SourceHistory:
     def close(self) -> None:
         self._file.close()
 
-    def _row(self, recipe: str, function: str) -> SourceRow | None:
+    def _read_row(self, recipe: str, function: str) -> SourceRow | None:
         query = "SELECT name, facts, at FROM sources WHERE recipe = ? AND function = ?"
         for name, data, at in self._file.read(query, (recipe, function)):
-            with contextlib.suppress(*UNREADABLE):  # the row is damaged
+            with contextlib.suppress(*UNREADABLE):  # ignore a damaged row
                 return SourceRow(recipe, function, name, msgspec.json.decode(data, type=WorkloadFacts), at)
         return None
 
@@ -191,22 +191,22 @@ class SimilarSource(msgspec.Struct, frozen=True):
     similarity: float
 
 
-class SimilarSources:
+class SimilarSourceFinder:
     def __init__(self, history: SourceHistory) -> None:
         self._history = history
         self._tables: dict[bool, tuple[list[SourceRow], TermTable, TermTable]] = {}
 
-    def most_similar(self, facts: WorkloadFacts, *, of_loaders: bool, threshold: float) -> list[SimilarSource]:
-        rows = [row for row in self._history.rows() if (not row.function) == of_loaders]
+    def find_most_similar(self, facts: WorkloadFacts, *, of_loaders: bool, threshold: float) -> list[SimilarSource]:
+        rows = [row for row in self._history.read_rows() if (not row.function) == of_loaders]
         if not rows:
             return []
         if of_loaders not in self._tables or self._tables[of_loaders][0] != rows:
-            by_facts = TermTable([terms_of_facts(row.facts) for row in rows], idf=False)
-            by_text = TermTable([terms_of_text(row.facts.text) for row in rows], idf=True)
+            by_facts = TermTable([make_fact_terms(row.facts) for row in rows], idf=False)
+            by_text = TermTable([make_text_terms(row.facts.text) for row in rows], idf=True)
             self._tables[of_loaders] = rows, by_facts, by_text
         _, by_facts, by_text = self._tables[of_loaders]
-        of_text = by_text.cosines(terms_of_text(facts.text))
-        alike = SHARE_OF_FACTS * by_facts.cosines(terms_of_facts(facts)) + (1 - SHARE_OF_FACTS) * of_text
+        of_text = by_text.cosine_similarities(make_text_terms(facts.text))
+        alike = FACTS_WEIGHT * by_facts.cosine_similarities(make_fact_terms(facts)) + (1 - FACTS_WEIGHT) * of_text
         for place, row in enumerate(rows):
             if facts.same and row.facts.same == facts.same:
                 alike[place] = 1.0

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import stoker
-from stoker.config_errors import did_you_mean
+from stoker.config_errors import suggest_similar_name
 from stoker.errors import ConfigError, SessionError, StokerError
 from stoker.manager.cli import console, runs
-from stoker.manager.executor.detached import JOINS, wait_for_starting_sessions
+from stoker.manager.executor.detached import SESSION_VARIABLE, wait_for_starting_sessions
 from stoker.protocol.session import find_session
 
 if TYPE_CHECKING:
@@ -38,22 +38,24 @@ if TYPE_CHECKING:
 
 
 APPS, COMMANDS, FORECASTS = "stoker.apps", "stoker.commands", "stoker.forecasts"
-RENEW = (
+REINSTALL_HINT = (
     "the list of entry points in this environment is older than Stoker's code: install Stoker again"
     " (in a checkout: make install, or pip install -e .)"
 )
-CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
+CHECKOUT_SETUP_FILE = Path(stoker.__file__).parents[2] / "setup.cfg"
 
 
-def names(group: str) -> list[str]:
+def list_entry_point_names(group: str) -> list[str]:
     return sorted({point.name for point in _entry_points(group)})
 
 
-def matching(group: str, name: str) -> str:
-    return next((each for each in names(group) if each.replace("-", "_") == name.replace("-", "_")), "")
+def find_entry_point_name(group: str, name: str) -> str:
+    return next(
+        (each for each in list_entry_point_names(group) if each.replace("-", "_") == name.replace("-", "_")), ""
+    )
 
 
-def load(group: str, name: str) -> Any:
+def load_entry_point(group: str, name: str) -> Any:
     """Load a known entry point. Raises StokerError if the entry point is broken or declared twice."""
     points = {point.value: point for point in _entry_points(group) if point.name == name}
     owners = {value: point.dist.name if point.dist else value.partition(".")[0] for value, point in points.items()}
@@ -63,7 +65,7 @@ def load(group: str, name: str) -> Any:
     [(value, point)] = points.items()
     try:
         return point.load()
-    except Exception as error:  # importing a package may raise any error
+    except Exception as error:  # the imported package may raise any error
         missing = (error.name or str(error)) if isinstance(error, ModuleNotFoundError) else ""
         if missing and point.module != missing and not point.module.startswith(f"{missing}."):
             extra = ': pip install "stoker[models]"' if owners[value] == "stoker" else ""
@@ -73,11 +75,11 @@ def load(group: str, name: str) -> Any:
 
 
 def load_command(group: str, name: str) -> click.Command:
-    found = load(group, name)
-    if not isinstance(found, click.Command):
+    command = load_entry_point(group, name)
+    if not isinstance(command, click.Command):
         fix = "put @click.command() above the function"
-        raise StokerError(f"{name} in {group} is of type {type(found).__name__}, and must be a click command: {fix}")
-    return found
+        raise StokerError(f"{name} in {group} is of type {type(command).__name__}, and must be a click command: {fix}")
+    return command
 
 
 def _entry_points(group: str) -> Iterable[EntryPoint]:
@@ -85,7 +87,7 @@ def _entry_points(group: str) -> Iterable[EntryPoint]:
 
     found = entry_points(group=group)
     declared = configparser.ConfigParser()
-    declared.read(CHECKOUT)
+    declared.read(CHECKOUT_SETUP_FILE)
     lines = declared.get("options.entry_points", group, fallback="").split("\n")
     pairs = [line.split("=", 1) for line in lines if "=" in line]
     own = [EntryPoint(name.strip(), value.strip(), group) for name, value in pairs]
@@ -147,18 +149,18 @@ class EntryPointGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def explain_unknown(self, name: str, known: list[str]) -> str:
-        hint = did_you_mean(name, known, cutoff=0.4, otherwise="stoker --help lists them")
+        hint = suggest_similar_name(name, known, cutoff=0.4, otherwise="stoker --help lists them")
         return f"no command {name!r}; {hint}"
 
 
 class ApplicationGroup(EntryPointGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
-        return names(APPS)
+        return list_entry_point_names(APPS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name.endswith(".py"):
             return add_session_option(_program_command(Path(cmd_name)))
-        name = matching(APPS, cmd_name)
+        name = find_entry_point_name(APPS, cmd_name)
         return add_session_option(load_command(APPS, name)) if name else None
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -180,11 +182,11 @@ class ApplicationGroup(EntryPointGroup):
         if joined := below.params.get("session") or session:
             find_session(joined)
         before = ["--session", session] if session else []
-        runs.start([*before, *given], name=ctx.params["name"], what=name)
+        runs.start_run([*before, *given], name=ctx.params["name"], what=name)
         return None
 
     def explain_unknown(self, name: str, known: list[str]) -> str:
-        hint = did_you_mean(name, known, cutoff=0.4) if known else RENEW
+        hint = suggest_similar_name(name, known, cutoff=0.4) if known else REINSTALL_HINT
         hint += "; name your own program by its file: stoker run ./my_app.py"
         if Path(f"{name}.py").is_file():
             hint = f"did you mean ./{name}.py?"
@@ -208,9 +210,9 @@ def add_session_option(command: click.Command) -> click.Command:
             raise click.UsageError("--session and --site exclude each other; give one")
         if session:
             wait_for_starting_sessions(session)
-            if over := find_session(session).over():  # otherwise the program would print a traceback
+            if over := find_session(session).end_reason():  # fail here, so that the program prints no traceback
                 raise SessionError(f"session {session} is over: {over}; `stoker sessions` lists all sessions")
-            os.environ[JOINS] = session
+            os.environ[SESSION_VARIABLE] = session
         return inner(*args, **options)
 
     command.callback = call

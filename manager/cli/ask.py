@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import zmq
 
-from stoker.dealer import Keys, open_socket
+from stoker.dealer import CurveKeys, open_socket
 from stoker.errors import SessionError
 from stoker.manager.executor import detached
 from stoker.manager.live import lease, presence
@@ -50,13 +50,13 @@ class Observer:
         self.file = folder.read()
         self._timeout_s = timeout_s
         self._decode = wire.to_client_decoder()
-        if not detached.is_up(folder):
-            if why := detached.unreachable(folder):
+        if not detached.is_manager_up(folder):
+            if why := detached.explain_unreachable_manager(folder):
                 raise SessionError(why, session=self.file.session)
             raise SessionEndedError(explain_silent_manager(folder, self.file))
         pair = folder.read_key("client")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        keys = Keys(self.file.server_key, pair.public, pair.secret)
+        keys = CurveKeys(self.file.server_key, pair.public, pair.secret)
         self._socket = open_socket(self._context, name=f"client-{uuid4().hex[:12]}", keys=keys)
         self._socket.connect(self.file.address)
 
@@ -123,7 +123,7 @@ class Observer:
         until = time.monotonic() + self._timeout_s
         while (left := until - time.monotonic()) > 0:
             if not self._socket.poll(int(min(left, _POLL_S) * 1000) + 1):
-                if self.folder.over():  # the session ended before its manager read the question
+                if self.folder.end_reason():  # do not wait for an answer, because the session has ended
                     raise SessionEndedError(explain_silent_manager(self.folder, self.file))
                 continue
             for message in self._decode(self._socket.recv()).messages:
@@ -134,10 +134,13 @@ class Observer:
                     raise SessionError(text + _version_advice(self.folder, self.file))
                 if isinstance(message, to_client.SessionOver):
                     raise SessionEndedError(f"session {self.file.session} is over: {message.reason}")
-        holder = lease.read_if_whole(self.folder.lease)
-        who = f"the manager of session {self.file.session}{presence.elsewhere(self.folder)} at {self.file.address}"
-        text = f"{who} does not answer within {self._timeout_s:g} s; its log may show why: {self.folder.manager_log}"
-        if holder is not None and lease.is_alive(holder):
+        holder = lease.read_lease_or_none(self.folder.lease)
+        where = f"{presence.describe_remote_manager(self.folder)} at {self.file.address}"
+        text = (
+            f"the manager of session {self.file.session}{where} does not answer within {self._timeout_s:g} s; its log"
+            f" may show why: {self.folder.manager_log}"
+        )
+        if holder is not None and lease.is_holder_alive(holder):
             text += (
                 f"; if the manager stays silent, kill it (kill -9 {holder.pid}): its program, or `stoker attach"
                 f" {self.folder.path}`, starts another manager, which continues from the journal"
@@ -148,7 +151,7 @@ class Observer:
 def _version_advice(folder: SessionFolder, file: SessionFile) -> str:
     if file.protocol == wire.VERSION:
         return ""
-    holder = lease.read(folder.lease)
+    holder = lease.read_lease(folder.lease)
     who = f"its manager ({holder})" if holder is not None else "its manager"
     return (
         f". Use the version of Stoker that started the session. If that version is no longer installed, kill {who} by"
@@ -157,14 +160,14 @@ def _version_advice(folder: SessionFolder, file: SessionFile) -> str:
 
 
 def explain_silent_manager(folder: SessionFolder, file: SessionFile) -> str:
-    why = folder.over()
+    why = folder.end_reason()
     if why or not detached.is_detached(folder):
         newest = max(map(modification_time, (folder.journal, folder.manager_log, folder.file)))
-        at = datetime.datetime.fromtimestamp(newest)  # when the manager last wrote a file
+        at = datetime.datetime.fromtimestamp(newest)  # the manager's last write shows when it ended
         day = "" if at.date() == datetime.date.today() else f"{at:%Y-%m-%d} "
         return f"session {file.session} ended at {day}{at:%H:%M:%S}" + (f" ({why})" if why else "")
-    holder = lease.read_if_whole(folder.lease)
-    if holder is not None and lease.is_alive(holder):
+    holder = lease.read_lease_or_none(folder.lease)
+    if holder is not None and lease.is_holder_alive(holder):
         who = f"the manager of session {file.session} ({holder})"
         return f"{who} does not listen yet, because it still reads its journal; its log: {folder.manager_log}"
     return f"the manager of session {file.session} has ended; `stoker attach {file.session}` restarts the manager"

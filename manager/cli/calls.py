@@ -7,12 +7,12 @@ import click
 from stoker.contexts.recipe import BARE
 from stoker.manager.cli import console, session_choice
 from stoker.manager.cli.console import WholeNumber
-from stoker.manager.cli.session_choice import add_session_argument, calls_of
+from stoker.manager.cli.session_choice import add_session_argument, read_calls
 from stoker.protocol.calls import FailureGroup, ListedCall, ListedState
 from stoker.protocol.to_client import Calls
 from stoker.units import show_seconds
 
-_LIMIT = 20
+_DEFAULT_LIMIT = 20
 
 
 @click.command(short_help="List calls that run, wait or have failed.")
@@ -25,9 +25,9 @@ _LIMIT = 20
 @click.option(
     "--limit",
     metavar="N",
-    default=_LIMIT,
+    default=_DEFAULT_LIMIT,
     type=WholeNumber(1, 10_000),
-    help=f"List at most N calls per state. [{_LIMIT}]",
+    help=f"List at most N calls per state. [{_DEFAULT_LIMIT}]",
 )
 @click.option("--all", "each", is_flag=True, help="List each failed call instead of groups.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
@@ -41,16 +41,18 @@ def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bo
     The first program of a session names its calls c-0, c-1, …; the second program's calls are c-1.0, c-1.1, …
     """
     wanted = ListedState(only) if only else None
-    found, over = calls_of(session, limit=limit, only=wanted)
+    found, over = read_calls(session, limit=limit, only=wanted)
     if as_json:
         console.json({"over": over, "calls": found})
         return
     if over:
         console.line(f"{over}; its last state:")
-    console.lines(render(found, only=wanted, limit=limit, each=each))
+    console.lines(render_calls(found, only=wanted, limit=limit, each=each))
 
 
-def render(found: Calls, *, only: ListedState | None = None, limit: int = _LIMIT, each: bool = False) -> list[str]:
+def render_calls(
+    found: Calls, *, only: ListedState | None = None, limit: int = _DEFAULT_LIMIT, each: bool = False
+) -> list[str]:
     numbers = {ListedState.RUNNING: found.running, ListedState.WAITING: found.waiting, ListedState.FAILED: found.failed}
     counted = ", ".join(f"{number:,} {state.value}" for state, number in numbers.items())
     out = [f"session {found.session} · {counted}"]
@@ -62,7 +64,7 @@ def render(found: Calls, *, only: ListedState | None = None, limit: int = _LIMIT
         if only not in (None, state) or not number:
             continue
         if state is ListedState.FAILED and found.groups and not each:
-            out += ["", *_failures(found.groups, limit=limit)]
+            out += ["", *_format_failure_groups(found.groups, limit=limit)]
             example = example if only is None and states[0] is not state else found.groups[0].example
             continue
         shown = [row for row, of in zip(rows, states, strict=True) if of is state]
@@ -74,7 +76,7 @@ def render(found: Calls, *, only: ListedState | None = None, limit: int = _LIMIT
     return out
 
 
-def _failures(groups: tuple[FailureGroup, ...], *, limit: int) -> list[str]:
+def _format_failure_groups(groups: tuple[FailureGroup, ...], *, limit: int) -> list[str]:
     out = []
     for group in groups[:limit]:
         when = f"{show_seconds(group.last_s)} ago"

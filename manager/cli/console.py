@@ -90,14 +90,14 @@ def json(value: Any) -> None:
     Args:
         value: A value that msgspec can encode.
     """
-    if sys.stdout is None:  # stdout is None if it was closed before the command began
+    if sys.stdout is None:  # Python sets stdout to None if it was closed before the command began
         return
     with exit_silently_on_closed_pipe():
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")
         sys.stdout.flush()
 
 
-def raw(data: bytes) -> None:
+def write_bytes(data: bytes) -> None:
     if sys.stdout is None:
         return
     with exit_silently_on_closed_pipe():
@@ -127,7 +127,7 @@ class Redrawn:
             self._live.update(Text("\n").join(_style_first_word(text) for text in texts), refresh=True)
 
 
-def count(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
@@ -137,7 +137,7 @@ def redrawn() -> Iterator[Redrawn]:
     if not is_terminal():
         yield Redrawn(None)
         return
-    wrapping = Console(highlight=False)  # this console wraps lines, because Live counts screen lines
+    wrapping = Console(highlight=False)  # it wraps long lines, because Live must know how many screen lines it replaces
     with Live(Text(), console=wrapping, auto_refresh=False, vertical_overflow="crop") as live:
         yield Redrawn(live)
 
@@ -148,8 +148,9 @@ def progress_bar(name: str, *, total: float, facts: Callable[[], str], below: Li
 
 @contextlib.contextmanager
 def exit_silently_on_closed_pipe() -> Iterator[None]:
-    """End the command silently if the reader of the pipe has exited (`stoker logs | head`). If the disk is full, end
-    with an error."""
+    """End the command silently if the reader of its output has exited, as in `stoker logs | head`. If the disk is full,
+    end with an error.
+    """
     try:
         yield
     except BrokenPipeError:

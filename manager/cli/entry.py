@@ -15,9 +15,10 @@ from types import FrameType
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-_PATIENCE_S = 5.0
-"""Seconds for which further signals are ignored: a closing terminal may send SIGHUP twice. A later signal kills the
-process."""
+_IGNORE_SIGNALS_S = 5.0
+"""Seconds after a signal for which further signals are ignored, because a closing terminal may send SIGHUP twice. Later
+signals kill the process.
+"""
 
 
 class Terminated(KeyboardInterrupt):
@@ -25,31 +26,33 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def as_ctrl_c() -> Iterator[list[int]]:
-    """Raise Terminated in the `with` block at the first SIGTERM or SIGHUP, unless the signal is ignored (`nohup`) or
-    handled. Yield the list of received signals."""
-    came: list[int] = []
+def treat_signals_as_ctrl_c() -> Iterator[list[int]]:
+    """Raise Terminated in the `with` block at the first SIGTERM or SIGHUP. Yield a list that gets the received signal.
+
+    Signals that are ignored (`nohup`), or that have a handler already, are left alone.
+    """
+    received: list[int] = []
     owner, ended_at = os.getpid(), 0.0
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def handle_signal(number: int, frame: FrameType | None) -> None:
         del frame
         nonlocal ended_at
-        if os.getpid() == owner and not came:
-            came.append(number)
+        if os.getpid() == owner and not received:
+            received.append(number)
             ended_at = time.monotonic()
             raise Terminated
-        if os.getpid() != owner or time.monotonic() - ended_at > _PATIENCE_S:
+        if os.getpid() != owner or time.monotonic() - ended_at > _IGNORE_SIGNALS_S:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
     ours = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
-        signal.signal(number, end)
+        signal.signal(number, handle_signal)
     try:
-        yield came
+        yield received
     finally:
         for number in ours:
-            if signal.getsignal(number) is end:
+            if signal.getsignal(number) is handle_signal:
                 signal.signal(number, signal.SIG_DFL)
 
 
@@ -64,18 +67,18 @@ def flush_or_discard_output() -> None:
 
 def main() -> None:
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # shells ignore SIGINT for background jobs
+    if before is signal.default_int_handler:  # otherwise SIGINT is ignored, as shells do for background jobs
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from stoker.manager.cli.main import main as run
 
     signal.signal(signal.SIGINT, before)
-    with as_ctrl_c() as came:
+    with treat_signals_as_ctrl_c() as received:
         try:
             run()
-        except (SystemExit, OSError) as ending:  # OSError means that the terminal is closed
-            if came and (isinstance(ending, OSError) or ending.code == 130):
+        except (SystemExit, OSError) as ending:  # an OSError comes from a closed terminal
+            if received and (isinstance(ending, OSError) or ending.code == 130):
                 flush_or_discard_output()
-                raise SystemExit(128 + came[0]) from None
+                raise SystemExit(128 + received[0]) from None
             raise
 
 

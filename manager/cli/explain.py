@@ -13,20 +13,26 @@ import click
 import msgspec
 
 from stoker.errors import SessionError
-from stoker.manager.advice.judging import LogPart, ProofLine, judged, log_part_of_exception, log_part_of_text
+from stoker.manager.advice.judging import (
+    LogPart,
+    ProofLine,
+    find_fault,
+    make_log_part_of_exception,
+    make_log_part_of_text,
+)
 from stoker.manager.advice.logs import FaultKind
-from stoker.manager.advice.logs.failures import OF_CALLS, OF_JOBS, remedy
+from stoker.manager.advice.logs.failures import CALL_RULES, JOB_LOG_RULES, suggest_remedy
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress
 from stoker.manager.cli import console, logs, session_choice
-from stoker.manager.cli.logs import BLOCK, files, is_call
+from stoker.manager.cli.logs import BLOCK_ID, is_call_id, list_log_files
 from stoker.manager.cli.session_choice import (
     add_session_argument,
     find_story_of_subject,
     is_ambiguous_subject,
-    names_in,
+    list_object_names,
     read_session_status,
 )
-from stoker.manager.core.blame import LEAST_SURE
+from stoker.manager.core.blame import MIN_SHOWN_CERTAINTY
 from stoker.protocol import show_status
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Story
@@ -37,15 +43,15 @@ from stoker.units import first_words, show_about, show_seconds
 
 def read_printed_progress(folder: SessionFolder, story: Story) -> LoggedProgress | None:
     """Return the progress that a running call has printed, unless several calls share the log."""
-    if not is_call(story.subject) or len(story.runs_in) != 1 or story.waits_for or story.runs_from < 0:
+    if not is_call_id(story.subject) or len(story.runs_in) != 1 or story.waits_for or story.runs_from < 0:
         return None
-    own = [file for file in files(folder) if file.name.rpartition("/")[2] == story.runs_in[0]]
+    own = [file for file in list_log_files(folder) if file.name.rpartition("/")[2] == story.runs_in[0]]
     if len(own) != 1:
         return None
     return FollowedLog(own[0].path, start=story.runs_from).track(at_s=time.time())
 
 
-def progress_line(progress: LoggedProgress) -> str:
+def format_progress_line(progress: LoggedProgress) -> str:
     """Return a line such as `90 of 200 steps, 3.0 steps/s, about 36 s left, loss 0.31`."""
     of = f" of {progress.total:,g}" if progress.total else ""
     parts = [f"{progress.done:,g}{of} {progress.unit}s"]
@@ -71,8 +77,8 @@ _FAILED_BLOCK = re.compile(
     r"|out of walltime|killed by signal|vacated|held)"
 )
 _LOST_PILOT = re.compile(r"counted as lost: ")
-_WANTED = frozenset({"cancelled", "dropped"})
-_DONE = tuple((re.compile(pattern), words) for pattern, words in (
+_INTENDED_ENDS = frozenset({"cancelled", "dropped"})
+_RECOVERY_PATTERNS = tuple((re.compile(pattern), words) for pattern, words in (
     (r"runs again, for (?P<time>.+ s) not on (?P<where>.+)", "ran again, for {time} not on {where}"),
     (r"runs again, for .+ s not on (?P<where>\S+ of \S+)", "{where} was probed at once"),
     (r"back in the queue: (?P<where>\S+ of \S+) is quarantined", "{where} is no longer used (quarantined)"),
@@ -87,16 +93,16 @@ _DONE = tuple((re.compile(pattern), words) for pattern, words in (
     (r"^(?P<where>\S{1,200}) quarantined: ", "{where} was probed, failed, and is no longer used (quarantined)"),
     (r"^(?P<where>\S{1,200}) works again", "{where} was probed again, and is used again"),
 ))  # fmt: skip
-_SHOWN = 6
-_WHOSE = {
+_MOST_SHOWN_LINES = 6
+_FAULT_OWNERS = {
     FaultKind.USER: "the program", FaultKind.FRAMEWORK: "what is installed",
     FaultKind.INFRASTRUCTURE: "the infrastructure",
 }  # fmt: skip
-_SETTINGS = frozenset({"other_user", "site", "walltime", "time", "declared_memory"})
+_REQUEST_COMPONENTS = frozenset({"other_user", "site", "walltime", "time", "declared_memory"})
 
 
 class FailureVerdict(msgspec.Struct, frozen=True):
-    """The cause of a failure (see `Fault`). `do`: a remedy. `done`: what Stoker has done to recover."""
+    """The cause of a failure (see `Fault`). `do`: a remedy for the user. `done`: steps that Stoker took to recover."""
 
     kind: FaultKind
     component: str
@@ -113,42 +119,42 @@ def diagnose_story_failure(folder: SessionFolder, story: Story) -> FailureVerdic
     texts, subject = [line.text for line in story.lines], story.subject
     said: list[str] = []
     parts: list[LogPart] = []
-    is_block = BLOCK.fullmatch(subject) is not None
-    if is_call(subject):
+    is_block = BLOCK_ID.fullmatch(subject) is not None
+    if is_call_id(subject):
         parts = list(_log_parts_of_call(texts))
-        ends = [hit for text in texts if (hit := _NO_RESULT.fullmatch(text)) and hit["kind"] not in _WANTED]
+        ends = [hit for text in texts if (hit := _NO_RESULT.fullmatch(text)) and hit["kind"] not in _INTENDED_ENDS]
         said = [hit["what"] for hit in ends[-1:]] if parts else []
     elif is_block:
         said = [text for text in (*texts, story.headline) if _FAILED_BLOCK.search(text)][:1]
-        own = [file for file in files(folder) if file.name.startswith(f"{subject}.")]
-        parts = [*(LogPart(file.name, path=file.path) for file in own), *map(log_part_of_text, said)]
+        own = [file for file in list_log_files(folder) if file.name.startswith(f"{subject}.")]
+        parts = [*(LogPart(file.name, path=file.path) for file in own), *map(make_log_part_of_text, said)]
     elif story.headline.startswith("gone") or ": gone, " in story.headline:  # a pilot or a library
         said = [text for text in texts if _LOST_PILOT.search(text)][-1:]
-        own = [file for file in files(folder) if subject in (file.name, file.name.rpartition("/")[2])]
+        own = [file for file in list_log_files(folder) if subject in (file.name, file.name.rpartition("/")[2])]
         parts = [LogPart(file.name.rpartition("/")[2], path=file.path) for file in own]
-    found = judged(parts, said, OF_JOBS if is_block else OF_CALLS)
+    found = find_fault(parts, said, JOB_LOG_RULES if is_block else CALL_RULES)
     if found is None:
         return None
     fault, proof = found
-    hits = [(words, hit) for text in texts for pattern, words in _DONE if (hit := pattern.search(text))]
+    hits = [(words, hit) for text in texts for pattern, words in _RECOVERY_PATTERNS if (hit := pattern.search(text))]
     done = dict.fromkeys(words.format(**hit.groupdict()) for words, hit in hits)
     return FailureVerdict(
-        fault.kind, fault.component, fault.sure, fault.means, proof, remedy(fault, subject),
-        tuple(done)[-_SHOWN:], _describe_failure(story, said), _suggest_log_command(subject, texts),
+        fault.kind, fault.component, fault.sure, fault.means, proof, suggest_remedy(fault, subject),
+        tuple(done)[-_MOST_SHOWN_LINES:], _describe_failure(story, said), _suggest_log_command(subject, texts),
     )  # fmt: skip
 
 
-def verdict_lines(verdict: FailureVerdict) -> list[str]:
+def format_verdict_lines(verdict: FailureVerdict) -> list[str]:
     done = [f"  done      {what}" for what in verdict.done]
     proof = []
-    for line in verdict.proof[:_SHOWN]:
+    for line in verdict.proof[:_MOST_SHOWN_LINES]:
         where = f"{line.source}:{line.number}: " if line.number else f"{line.source}: " if line.source else ""
         proof.append(f"            {where}{line.text}")
-    if verdict.sure < LEAST_SURE:
+    if verdict.sure < MIN_SHOWN_CERTAINTY:
         told = [line for line in proof if line.strip() not in verdict.happened]
         return [f"  happened  {verdict.happened}", *told, *done, f"  look      {verdict.look}"]
-    is_request = verdict.kind is FaultKind.USER and verdict.component in _SETTINGS
-    whose = "the request" if is_request else _WHOSE[verdict.kind]
+    is_request = verdict.kind is FaultKind.USER and verdict.component in _REQUEST_COMPONENTS
+    whose = "the request" if is_request else _FAULT_OWNERS[verdict.kind]
     head = f"  verdict   {whose} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
     return [head, *proof, *done, f"  do        {verdict.do}"]
 
@@ -171,11 +177,11 @@ def _describe_failure(story: Story, said: list[str]) -> str:
 
 
 def _suggest_log_command(subject: str, texts: list[str]) -> str:
-    if not is_call(subject):
+    if not is_call_id(subject):
         return f"stoker logs {subject}"
-    if logs.printed(texts):
+    if logs.find_outputs(texts):
         return f"its output: stoker logs {subject}"
-    if libraries := logs.died(texts):
+    if libraries := logs.find_dead_libraries(texts):
         return f"the call printed nothing; its library's log, which other calls share: stoker logs {libraries[-1]}"
     return "the call printed nothing; run the function alone with the same arguments"
 
@@ -183,16 +189,16 @@ def _suggest_log_command(subject: str, texts: list[str]) -> str:
 def _log_parts_of_call(texts: list[str]) -> Iterator[LogPart]:
     raised = next((hit["what"] for text in reversed(texts) if (hit := _RAISED.fullmatch(text))), "")
     failed = next((hit for text in reversed(texts) if (hit := _NO_RESULT.fullmatch(text))), None)
-    if not raised and (failed is None or failed["kind"] in _WANTED):
+    if not raised and (failed is None or failed["kind"] in _INTENDED_ENDS):
         return
-    for path, start, end in logs.printed(texts)[-1:]:
+    for path, start, end in logs.find_outputs(texts)[-1:]:
         yield LogPart(path.stem, path=path, start=start, end=end)
-    if (log := logs.log_of_failed_loader(texts)) is not None:
+    if (log := logs.find_log_of_failed_loader(texts)) is not None:
         yield LogPart(log.stem, path=log)
     if failed is not None:
-        yield log_part_of_text(failed["what"])
+        yield make_log_part_of_text(failed["what"])
     if raised:
-        yield log_part_of_exception(raised)
+        yield make_log_part_of_exception(raised)
 
 
 @click.command(short_help="Explain the state of a call, pilot, context or block.")
@@ -221,8 +227,8 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
         if over:
             console.note(f"{over}; its journal:")
         console.lines(show_status.format_explanation_lines(story, today=datetime.date.today()))
-        console.lines(verdict_lines(fault) if fault is not None else ())
-        console.lines([progress_line(progress)] if progress is not None else ())
+        console.lines(format_verdict_lines(fault) if fault is not None else ())
+        console.lines([format_progress_line(progress)] if progress is not None else ())
     if not story.found:
         hint = "" if as_json or is_ambiguous_subject(story) else _nearest_name_hint(session, subject)
         raise SessionError(f"{story.subject}: {story.headline}{hint}")
@@ -230,7 +236,7 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
 
 def _nearest_name_hint(session: str, subject: str) -> str:
     try:
-        names = names_in(read_session_status(session)[1].status)
+        names = list_object_names(read_session_status(session)[1].status)
     except SessionError:
         return ""
     close = difflib.get_close_matches(subject, names, n=1, cutoff=0.5)

@@ -14,7 +14,7 @@ from stoker.manager.cli import apps, console
 from stoker.manager.cli.apps import EntryPointGroup
 from stoker.startup import RELEASE
 
-OWN = {
+COMMAND_MODULES = {
     "run": "apps", "init": "init", "up": "up", "down": "down", "attach": "status", "doctor": "doctor",
     "status": "status", "calls": "calls", "explain": "explain", "logs": "logs", "replay": "replay", "plan": "plan",
     "simulate": "simulate", "sessions": "sessions", "caches": "sessions",
@@ -24,13 +24,15 @@ OWN = {
 
 class CommandGroup(EntryPointGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*OWN, *super().list_commands(ctx), *apps.names(apps.COMMANDS)})
+        return sorted({*COMMAND_MODULES, *super().list_commands(ctx), *apps.list_entry_point_names(apps.COMMANDS)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click
-        if cmd_name in OWN:
-            own: click.Command = getattr(importlib.import_module(f"stoker.manager.cli.{OWN[cmd_name]}"), cmd_name)
+        if cmd_name in COMMAND_MODULES:
+            own: click.Command = getattr(
+                importlib.import_module(f"stoker.manager.cli.{COMMAND_MODULES[cmd_name]}"), cmd_name
+            )
             return own
-        name = apps.matching(apps.COMMANDS, cmd_name)
+        name = apps.find_entry_point_name(apps.COMMANDS, cmd_name)
         return apps.load_command(apps.COMMANDS, name) if name else None
 
 

@@ -14,20 +14,20 @@ import click
 import msgspec
 
 from stoker.config import load_site
-from stoker.config_errors import did_you_mean
+from stoker.config_errors import suggest_similar_name
 from stoker.errors import ConfigError
 from stoker.manager.cli import apps, console
 from stoker.manager.cli.console import WholeNumber
-from stoker.manager.live.advisor import availability, performance
+from stoker.manager.live.advisor import open_availability_store, open_performance_store
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:
     from stoker.contexts.performance import PerformanceStore
     from stoker.manager.advice.estimating import EstimatedFunction
     from stoker.manager.study.evidence import Work
-    from stoker.manager.study.plan import PlanForecast, Range, RunPlan
+    from stoker.manager.study.plan import Percentiles, PlanForecast, RunPlan
 
-OF_A_FILE = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_][\w.]*)")
+FUNCTION_IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_][\w.]*)")
 _SIGNS = {"good": "ok", "fair": "warn", "poor": "warn"}
 
 
@@ -46,39 +46,39 @@ def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind:
     run is enough. If a function never ran, name its file, and the plan uses measurements of similar functions.
     --per-call sets the inputs per call (default: as measured).
     """
-    from stoker.manager.study.evidence import gather
+    from stoker.manager.study.evidence import gather_evidence
     from stoker.manager.study.plan import make_plan
 
     where = load_site(site)
-    with contextlib.closing(performance()) as known, contextlib.closing(availability()) as seen:
-        work = work_of(app, known, inputs=inputs, per_call=per_call)
-        of_a_file = OF_A_FILE.fullmatch(app)
-        guess = estimates_of(app, of_a_file, known) if of_a_file and ":" not in work.function else None
-        evidence = gather(
-            where, work, performance=guess or known, availability=seen.of(where.name), kind=kind,
+    with contextlib.closing(open_performance_store()) as known, contextlib.closing(open_availability_store()) as seen:
+        work = make_work(app, known, inputs=inputs, per_call=per_call)
+        of_a_file = FUNCTION_IN_FILE.fullmatch(app)
+        guess = estimate_function(app, of_a_file, known) if of_a_file and ":" not in work.function else None
+        evidence = gather_evidence(
+            where, work, performance=guess or known, availability=seen.availability_of_source(where.name), kind=kind,
             similar=guess.similar if guess is not None else (),
         )  # fmt: skip
     with console.redrawn() as place:
 
-        def tell(what: str) -> None:
+        def show_progress(what: str) -> None:
             if console.is_terminal() and not as_json:
                 place.show([f"simulating {work.calls:,} calls · {what}"])
 
-        found = make_plan(where, work, evidence, tell=tell)
+        found = make_plan(where, work, evidence, tell=show_progress)
     if as_json:
         console.json(found)
     else:
-        console.lines(render(found))
+        console.lines(render_plan(found))
 
 
-def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: int | None) -> Work:
+def make_work(app: str, known: PerformanceStore, *, inputs: int | None, per_call: int | None) -> Work:
     from stoker.manager.study.evidence import Work
 
-    declared = apps.matching(apps.FORECASTS, app)
+    declared = apps.find_entry_point_name(apps.FORECASTS, app)
     if declared:
-        work: Work = apps.load(apps.FORECASTS, declared)
+        work: Work = apps.load_entry_point(apps.FORECASTS, declared)
     else:
-        function = _find_measured_function(app, known.functions())
+        function = _find_measured_function(app, known.list_functions())
         if inputs is None:
             hint = f"stoker plan SITE {app} --inputs 10000"
             raise ConfigError(f"the number of inputs of {app} is not known; set this number: {hint}")
@@ -88,7 +88,7 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
 
 
 def _find_measured_function(app: str, measured: Sequence[str]) -> str:
-    of_a_file = OF_A_FILE.fullmatch(app)
+    of_a_file = FUNCTION_IN_FILE.fullmatch(app)
     if of_a_file is not None:
         named = f"{os.path.realpath(os.path.expanduser(of_a_file['file']))}:{of_a_file['function']}"
         return named if named in measured else of_a_file["function"]
@@ -99,67 +99,67 @@ def _find_measured_function(app: str, measured: Sequence[str]) -> str:
         return found[0]
     if found:
         here = f"{os.path.realpath('.')}/"
-        offered = [each.removeprefix(here) for each in found[:_OFFERED]]
-        offered += [f"and {len(found) - _OFFERED} more"] if len(found) > _OFFERED else []
+        offered = [each.removeprefix(here) for each in found[:_MOST_SUGGESTIONS]]
+        offered += [f"and {len(found) - _MOST_SUGGESTIONS} more"] if len(found) > _MOST_SUGGESTIONS else []
         why = f"several programs have a function {app}; name one of them; the most recent first:"
         raise ConfigError("\n  ".join([why, *offered]))
-    names = [*dict.fromkeys(each.rpartition(":")[2] for each in measured), *apps.names(apps.FORECASTS)]
-    hint = did_you_mean(app, names, cutoff=0.5, otherwise=f"there are {', '.join(names[:_OFFERED])}")
+    names = [*dict.fromkeys(each.rpartition(":")[2] for each in measured), *apps.list_entry_point_names(apps.FORECASTS)]
+    hint = suggest_similar_name(app, names, cutoff=0.5, otherwise=f"there are {', '.join(names[:_MOST_SUGGESTIONS])}")
     raise ConfigError(f"{app} is neither an application nor a function whose calls were measured here; {hint}")
 
 
-_OFFERED = 12
+_MOST_SUGGESTIONS = 12
 
 
-def estimates_of(app: str, named: re.Match[str], known: PerformanceStore) -> EstimatedFunction:
+def estimate_function(app: str, named: re.Match[str], known: PerformanceStore) -> EstimatedFunction:
     try:
-        from stoker.manager.advice.estimating import estimated, history
+        from stoker.manager.advice.estimating import estimate_unmeasured_function, open_history
     except ImportError as error:
         raise ConfigError(f"{app} cannot be estimated: {error}; install it: pip install 'stoker[advice]'") from error
-    return estimated(Path(named["file"]), named["function"], known, history())
+    return estimate_unmeasured_function(Path(named["file"]), named["function"], known, open_history())
 
 
 # ---- in words
 
 
-def render(found: RunPlan) -> list[str]:
+def render_plan(found: RunPlan) -> list[str]:
     work, written = found.work, found.as_written
     devices = f"{found.devices} x {found.kind}"
     out = [
         f"plan · {work.app} on {found.site} · {work.inputs:,} inputs in {work.calls:,} calls · up to {written.blocks:,}"
         f" block{'s' * (written.blocks != 1)}, {devices} a pilot",
         "",
-        f"  finish        {_range(written.finish_s, _time, ' in 8 of 10 cases')}",
-        f"  device-hours  {_range(written.device_hours, _format_hours)}",
+        f"  finish        {_format_range(written.finish_s, _format_time, ' in 8 of 10 cases')}",
+        f"  device-hours  {_format_range(written.device_hours, _format_hours)}",
     ]
     if found.price:
         price, hours = found.price, written.device_hours
-        cost = _range(hours, lambda number: _format_hours(number * price))
+        cost = _format_range(hours, lambda number: _format_hours(number * price))
         out.append(f"  cost          {cost}, at {price:g} a device-hour")
     out.append(f"  policy        {found.policy}")
     if math.isinf(written.finish_s.p90):
         out.append("  the run may never finish with these settings; the reasons are below")
     if len(found.by_blocks) > 1:
-        out += ["", *_table("blocks", found.by_blocks, best=found.best_blocks)]
+        out += ["", *_format_table("blocks", found.by_blocks, best=found.best_blocks)]
     if len(found.by_walltime) > 1:
-        out += ["", *_table("walltime", found.by_walltime, best=found.best_walltime_s)]
+        out += ["", *_format_table("walltime", found.by_walltime, best=found.best_walltime_s)]
     out += ["", f"how sure this is: {found.sureness.value}"]
     out += [f"  {_SIGNS[reason.sureness.value]:<5} {reason.text}" for reason in found.reasons]
     return out
 
 
-def _table(what: str, rows: tuple[PlanForecast, ...], *, best: float) -> list[str]:
+def _format_table(what: str, rows: tuple[PlanForecast, ...], *, best: float) -> list[str]:
     out = [f"  {what:<12}  {'finish':>12}  {'device-hours':>12}"]
     for row in rows:
         value = row.blocks if what == "blocks" else row.walltime_s
         said = f"{value:,}" if what == "blocks" else show_seconds(value)
         note = "  best" if row is rows[-1] else "  enough: a higher value hardly helps"
-        finish = f"{_time(row.finish_s.p50):>12}  {row.device_hours.p50:>12,.2f}"
+        finish = f"{_format_time(row.finish_s.p50):>12}  {row.device_hours.p50:>12,.2f}"
         out.append(f"  {said:<12}  {finish}{note if value == best else ''}")
     return out
 
 
-def _range(found: Range, show: Callable[[float], str], cases: str = "") -> str:
+def _format_range(found: Percentiles, show: Callable[[float], str], cases: str = "") -> str:
     return f"{show(found.p50)}  ({show(found.p10)} to {show(found.p90)}{cases})"
 
 
@@ -167,5 +167,5 @@ def _format_hours(number: float) -> str:
     return f"{number:,.2f}"
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return "never" if math.isinf(seconds) else show_seconds(seconds)

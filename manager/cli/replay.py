@@ -12,7 +12,7 @@ import click
 
 from stoker.errors import SessionError
 from stoker.manager.cli import console, session_choice
-from stoker.manager.cli.logs import is_call
+from stoker.manager.cli.logs import is_call_id
 from stoker.manager.live import presence
 from stoker.protocol.session import SessionFolder
 from stoker.units import show_seconds
@@ -40,10 +40,10 @@ def replay(*, run: str, simulate: bool, perfetto: Path | None, as_json: bool) ->
     RUN is a journal or a session (its id, a prefix of the id, or its folder; default: as in `stoker status`). The exit
     status is 1 if a decision differs.
     """
-    from stoker.manager.live.replay import find_journal_and_session, verify
-    from stoker.manager.live.session_policies import policies_of
+    from stoker.manager.live.replay import find_journal_and_session, verify_replay
+    from stoker.manager.live.session_policies import create_policies_of_session
 
-    if run.startswith("c-") and is_call(run):
+    if run.startswith("c-") and is_call_id(run):
         hint = f"`stoker explain {run}` shows the call"
         raise click.UsageError(f"{run} is a call, and stoker replay requires a session; {hint}")
     path = Path(run)
@@ -53,23 +53,29 @@ def replay(*, run: str, simulate: bool, perfetto: Path | None, as_json: bool) ->
     began = time.monotonic()
     with console.redrawn() as place:
 
-        def tell(events: int, after_s: float) -> None:
+        def show_progress(events: int, after_s: float) -> None:
             if console.is_terminal() and not as_json:
                 place.show([f"session {session} · {events:,} events, {show_seconds(after_s)} replayed"])
 
-        found = verify(journal, session=session, policies=policies_of(folder), tell=tell)
+        found = verify_replay(journal, session=session, policies=create_policies_of_session(folder), tell=show_progress)
     took_s = time.monotonic() - began
     makespans = None
     if simulate:
-        from stoker.manager.study.calibrate import calibrate, compare, read_session
+        from stoker.manager.study.calibrate import calibrate_world, compare_makespans, read_recorded_session
 
-        measured = calibrate(read_session(journal, session=session, policies=policies_of(folder)))
-        makespans = compare(measured, policies=lambda: policies_of(folder), seeds=range(_SEEDS))
+        measured = calibrate_world(
+            read_recorded_session(journal, session=session, policies=create_policies_of_session(folder))
+        )
+        makespans = compare_makespans(
+            measured, policies=lambda: create_policies_of_session(folder), seeds=range(_SEEDS)
+        )
     if perfetto is not None:
         from stoker.manager.study.session_timeline import write_session_timeline
 
         try:
-            drawn = write_session_timeline(perfetto, journal, session=session, policies=policies_of(folder))
+            drawn = write_session_timeline(
+                perfetto, journal, session=session, policies=create_policies_of_session(folder)
+            )
         except OSError as error:
             raise SessionError(f"--perfetto {perfetto}: cannot be written: {error.strerror or error}") from None
         console.note(f"{drawn:,} calls are in {perfetto}: open it in ui.perfetto.dev")
@@ -78,10 +84,10 @@ def replay(*, run: str, simulate: bool, perfetto: Path | None, as_json: bool) ->
     else:
         live = False
         with contextlib.suppress(SessionError):
-            live = journal == folder.journal and presence.is_up(folder)
-        console.lines(render(found, took_s=took_s, live=live))
+            live = journal == folder.journal and presence.is_manager_up(folder)
+        console.lines(render_replay_result(found, took_s=took_s, live=live))
         if makespans is not None:
-            console.line(compared(makespans))
+            console.line(describe_makespans(makespans))
     if found.difference is not None:
         raise SessionError(
             f"session {session}: this replay decides event {found.difference.event:,} differently from the session\n"
@@ -91,17 +97,17 @@ def replay(*, run: str, simulate: bool, perfetto: Path | None, as_json: bool) ->
         )
 
 
-def render(found: ReplayResult, *, took_s: float, live: bool = False) -> list[str]:
+def render_replay_result(found: ReplayResult, *, took_s: float, live: bool = False) -> list[str]:
     times = "once" if found.restarts == 1 else f"{found.restarts} times"
-    came_back = f", the manager was restarted {times}" if found.restarts else ""
+    restart_note = f", the manager was restarted {times}" if found.restarts else ""
     lived, took = show_seconds(found.lasted_s), show_seconds(took_s)
-    out = [f"session {found.session} · {found.events:,} events of {lived} replayed in {took}{came_back}"]
+    out = [f"session {found.session} · {found.events:,} events of {lived} replayed in {took}{restart_note}"]
     if found.since:
         since = datetime.fromtimestamp(found.since)
         out.append(f"  note  events before {since:%Y-%m-%d %H:%M:%S} were compacted")
     if found.lost:
         out.append(f"  note  {found.lost} parts of the journal are damaged; decisions after them are not compared")
-    if found.is_old:
+    if found.lacks_checksums:
         why = "its manager has not written them yet" if live else "the journal is old, or its manager was killed early"
         out.append(f"  note  this journal has no decisions: {why}")
         out.append("        Its events were replayed, and nothing was compared.")
@@ -118,7 +124,7 @@ def render(found: ReplayResult, *, took_s: float, live: bool = False) -> list[st
     return out
 
 
-def compared(makespans: MakespanComparison) -> str:
+def describe_makespans(makespans: MakespanComparison) -> str:
     live, simulated = (show_seconds(makespans.live_s * factor) for factor in (1, 1 + makespans.error))
     both = f"{live} live, {simulated} simulated ({makespans.error:+.1%})"
     return f"  from the first submission to the last result: {both}"

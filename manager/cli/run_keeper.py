@@ -20,21 +20,21 @@ import msgspec
 
 from stoker import locks
 from stoker.manager.cli.runs import DetachedRun, RunEnd, RunFile
-from stoker.manager.executor.detached import RUN
+from stoker.manager.executor.detached import RUN_FOLDER_VARIABLE
 from stoker.whole_files import write_whole
 
 
 def main(arguments: list[str]) -> int:
     run, command = DetachedRun(Path(arguments[0])), arguments[1:]
     lock = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    locks.take(lock)
+    locks.try_lock(lock)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     blocked = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     began_at = time.time()
     program = subprocess.Popen(
         [sys.executable, "-P", "-m", "stoker.manager.cli.entry", *command],  # -P, as in the `stoker` script
-        env={**os.environ, RUN: str(run.path), "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, RUN_FOLDER_VARIABLE: str(run.path), "PYTHONUNBUFFERED": "1"},
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked),
     )
 
@@ -50,14 +50,14 @@ def main(arguments: list[str]) -> int:
         command=("stoker", *command),
         folder=os.getcwd(),
         host=socket.gethostname(),
-        machine=locks.machine(),
+        machine=locks.machine_id(),
         pid=program.pid,
-        pid_started=locks.started(program.pid),
+        pid_started=locks.process_start_ticks(program.pid),
         began_at=began_at,
     )
     try:
         write_whole(run.file, msgspec.json.encode(facts), sync=True)
-    except OSError as error:  # without this file, no command can find the program
+    except OSError as error:  # stop the program, because no command can find it without this file
         program.kill()
         program.wait()
         sys.exit(f"{run.file}: cannot be written: {error.strerror}; the program was stopped")

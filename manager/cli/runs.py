@@ -24,8 +24,8 @@ from stoker.contexts.folders import state_folder
 from stoker.decoding import read_json
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import working_folder
-from stoker.locks import is_locked, machine, started
-from stoker.log_files import tail
+from stoker.locks import is_locked, machine_id, process_start_ticks
+from stoker.log_files import read_last_lines
 from stoker.manager.cli import console
 from stoker.protocol.session import modification_time
 from stoker.units import show_seconds
@@ -35,7 +35,7 @@ from stoker.units import show_seconds
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _STEM_CHARACTERS = 40
-_STATUS_OF_SIGNAL = 128
+_SIGNAL_STATUS_BASE = 128
 
 
 class RunFile(msgspec.Struct, frozen=True):
@@ -84,28 +84,31 @@ class DetachedRun:
 
     def is_alive_here(self) -> bool:
         facts = self.facts
-        return facts is not None and facts.machine == machine() and started(facts.pid) == facts.pid_started != 0
+        if facts is None or facts.machine != machine_id():
+            return False
+        return process_start_ticks(facts.pid) == facts.pid_started != 0
 
-    def state(self) -> str:
+    def describe_state(self) -> str:
         if (end := self.end) is not None:
-            return show_status(end.status)
+            return describe_exit_status(end.status)
         return "running" if self.is_running() else "ended without an exit status (process killed or host restarted)"
 
-    def title(self, *, now: float) -> str:
+    def describe(self, *, now: float) -> str:
         facts, end = self.facts, self.end
         if facts is None:
-            return f"{self.name}  {self.state()}"
+            return f"{self.name}  {self.describe_state()}"
         since = show_seconds(max(0.0, now - facts.began_at))
         if end is not None:
             took = show_seconds(max(0.0, end.ended_at - facts.began_at))
             when = f"ended {show_seconds(max(0.0, now - end.ended_at))} ago, after {took}"
         else:
             when = f"for {since}" if self.is_running() else f"began {since} ago"
-        return f"{self.name}  {self.state()}  {when}  on {facts.host} (pid {facts.pid})  {' '.join(facts.command)}"
+        command = " ".join(facts.command)
+        return f"{self.name}  {self.describe_state()}  {when}  on {facts.host} (pid {facts.pid})  {command}"
 
 
-def show_status(status: int) -> str:
-    signal = status - _STATUS_OF_SIGNAL
+def describe_exit_status(status: int) -> str:
+    signal = status - _SIGNAL_STATUS_BASE
     return f"exit status {status}" + (f" (ended by signal {signal})" if 0 < signal < 65 else "")
 
 
@@ -113,7 +116,7 @@ def runs_folder() -> Path:
     return state_folder() / "runs"
 
 
-def known_runs() -> list[DetachedRun]:
+def list_runs() -> list[DetachedRun]:
     with suppress(OSError):
         found = [entry for entry in runs_folder().iterdir() if entry.is_dir()]
         return [DetachedRun(path) for path in sorted(found, key=modification_time, reverse=True)]
@@ -127,12 +130,12 @@ def find_detached_run(name: str) -> DetachedRun | None:
 
 
 def suggest_similar_run(name: str) -> str:
-    close = difflib.get_close_matches(name, [run.name for run in known_runs()], n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, [run.name for run in list_runs()], n=1, cutoff=0.6)
     return f"; did you mean the run {close[0]}?" if close else ""
 
 
-def new_run(name: str, *, what: str) -> DetachedRun:
-    """Create a run's folder, named `name`, or else after the program `what` with a number. Raises ConfigError."""
+def create_run(name: str, *, what: str) -> DetachedRun:
+    """Create a run's folder. If `name` is empty, use the program's name (`what`) and a number. Raises ConfigError."""
     if name and not _NAME.fullmatch(name):
         why = "is not a valid name; use letters, digits, '-', '_' and '.'"
         raise ConfigError(f"--name: {name!r:.80} {why}", key="name")
@@ -146,7 +149,7 @@ def new_run(name: str, *, what: str) -> DetachedRun:
                 run.path.mkdir(mode=0o700)
             except FileExistsError:
                 if name:
-                    text = f"--name: there is a run {name} ({run.state()}); choose another name"
+                    text = f"--name: there is a run {name} ({run.describe_state()}); choose another name"
                     raise ConfigError(text, key="name") from None
             else:
                 return run
@@ -158,16 +161,15 @@ def new_run(name: str, *, what: str) -> DetachedRun:
 # ---- start, follow, stop
 
 
-_START_S = 30.0
-_EARLY_S = 1.0
-_LOOK_EVERY_S = 0.1
+_START_LIMIT_S = 30.0
+_WATCH_AFTER_START_S = 1.0
+_CHECK_EVERY_S = 0.1
 
 
-def start(arguments: Sequence[str], *, name: str, what: str) -> None:
-    """Start `stoker run` in a process that continues after logout. Raises ConfigError, and SessionError if the program
-    fails early."""
+def start_run(arguments: Sequence[str], *, name: str, what: str) -> None:
+    """Start `stoker run` in a process that outlives the login. Raises ConfigError; SessionError if it fails early."""
     working_folder()
-    run = new_run(name, what=what)
+    run = create_run(name, what=what)
     try:
         with open(run.log, "ab") as log:
             keeper = subprocess.Popen(
@@ -180,16 +182,16 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> None:
     except OSError as error:
         shutil.rmtree(run.path, ignore_errors=True)
         raise ConfigError(f"{run.log}: cannot be written: {error.strerror}", file=str(run.log)) from None
-    until = time.monotonic() + _START_S
+    until = time.monotonic() + _START_LIMIT_S
     while run.facts is None and keeper.poll() is None and time.monotonic() < until:
-        time.sleep(_LOOK_EVERY_S / 5)
-    early = time.monotonic() + _EARLY_S
+        time.sleep(_CHECK_EVERY_S / 5)
+    early = time.monotonic() + _WATCH_AFTER_START_S
     while run.facts is not None and run.end is None and keeper.poll() is None and time.monotonic() < early:
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_CHECK_EVERY_S)
     end = run.end
     if run.facts is None or (end is not None and end.status):
-        lines = "".join(f"\n  {line}" for line in tail(run.log).splitlines())
-        raise SessionError(f"run {run.name} ended at once: {run.state()}{lines}", log=str(run.log))
+        lines = "".join(f"\n  {line}" for line in read_last_lines(run.log).splitlines())
+        raise SessionError(f"run {run.name} ended at once: {run.describe_state()}{lines}", log=str(run.log))
     facts = run.facts
     console.lines([
         f"{run.name} runs on {facts.host} (pid {facts.pid}) and continues after you log out; its log is {run.log}",
@@ -199,7 +201,7 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> None:
     ])  # fmt: skip
 
 
-def follow(run: DetachedRun) -> None:
+def follow_run(run: DetachedRun) -> None:
     """Print a run's log until the run ends, then exit with the run's exit status."""
     try:
         with run.log.open("rb") as file:
@@ -207,9 +209,9 @@ def follow(run: DetachedRun) -> None:
             while is_running:
                 is_running = run.is_running()
                 while data := file.read(1 << 20):
-                    console.raw(data)
+                    console.write_bytes(data)
                 if is_running:
-                    time.sleep(_LOOK_EVERY_S)
+                    time.sleep(_CHECK_EVERY_S)
     except OSError as error:
         raise SessionError(f"{run.log} cannot be read: {error.strerror}", log=str(run.log)) from None
     except KeyboardInterrupt:
@@ -217,17 +219,17 @@ def follow(run: DetachedRun) -> None:
         return
     facts, end = run.facts, run.end
     took = f" after {show_seconds(end.ended_at - facts.began_at)}" if facts is not None and end is not None else ""
-    console.note(f"{run.name}: {run.state()}{took}")
+    console.note(f"{run.name}: {run.describe_state()}{took}")
     raise click.exceptions.Exit(end.status if end is not None else 1)
 
 
-def stop(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
+def stop_run(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
     facts, done = run.facts, "is over"
     if run.is_running():
-        if facts is None or facts.machine != machine():
+        if facts is None or facts.machine != machine_id():
             host = facts.host if facts is not None else "another host"
             raise SessionError(f"{run.name} runs on {host}: log in there and run: stoker down {run.name}")
-        if run.is_alive_here():  # if the program is dead, the keeper will write its exit status
+        if run.is_alive_here():  # otherwise wait: the program is dead, and its keeper writes the exit status
             with suppress(ProcessLookupError):
                 os.kill(facts.pid, signal.SIGTERM)
         until = time.monotonic() + wait_s
@@ -235,15 +237,15 @@ def stop(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
             if time.monotonic() > until:
                 late = f"{run.name} has not ended within {show_seconds(wait_s)}"
                 raise SessionError(f"{late}; kill -9 {facts.pid} ends it at once")
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_CHECK_EVERY_S)
         done = "was stopped"
     if as_json:
-        console.json(facts_of(run))
+        console.json(run_to_json(run))
     else:
-        console.line(f"{run.name} {done}: {run.state()}")
+        console.line(f"{run.name} {done}: {run.describe_state()}")
 
 
-def facts_of(run: DetachedRun) -> dict[str, object]:
+def run_to_json(run: DetachedRun) -> dict[str, object]:
     end = {"status": run.end.status, "ended_at": run.end.ended_at} if run.end else {"status": None, "ended_at": None}
     facts = {"facts": run.facts, "log": str(run.log), "session": run.session}
     return {"run": run.name, "running": run.is_running(), **end, **facts}

@@ -32,7 +32,7 @@ from stoker.manager.executor.detached import wait_for_starting_sessions
 from stoker.manager.live import records
 from stoker.protocol import to_client
 from stoker.protocol.calls import ListedState
-from stoker.protocol.ids import show_block
+from stoker.protocol.ids import format_block_name
 from stoker.protocol.session import SessionFolder, find_session, session_at_path
 from stoker.tracebacks import user_traceback_lines
 
@@ -41,10 +41,10 @@ from stoker.tracebacks import user_traceback_lines
 
 SHOWN_BY_DEFAULT = "the newest session of this folder, or the newest running session, or the newest session"
 CHANGED_BY_DEFAULT = "the running session; if several run, this folder's"
-_ASKED_AT_ONCE = 16
-_NAMED = 3
-_SEARCHED = 8
-_CHOSEN, _TOLD = "stoker.manager.cli.session_choice", "stoker.manager.cli.session_choice.told"
+_PARALLEL_CHECKS = 16
+_MOST_NAMED_SESSIONS = 3
+_MOST_SEARCHED_SESSIONS = 8
+_CANDIDATES_KEY, _NOTE_PRINTED_KEY = "stoker.manager.cli.session_choice", "stoker.manager.cli.session_choice.told"
 
 
 class SessionCandidate(msgspec.Struct, frozen=True):
@@ -55,17 +55,19 @@ class SessionCandidate(msgspec.Struct, frozen=True):
 
 
 def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder:
-    """Return the session with this id, id prefix or folder. Without a name, choose by the module's rule. `hint`: the
-    words before another session's name in a note. Raises SessionError."""
+    """Return the session with this id, id prefix or folder. Without a name, choose as this module's docstring says.
+
+    `hint`: the option or command that names another session, for a note to the user. Raises SessionError.
+    """
     named = session_at_path(name)
     if named is not None:
         return named
     if run := runs.find_detached_run(name):
         if not run.session:
-            when = "yet" if run.is_running() else f"({run.state()})"
+            when = "yet" if run.is_running() else f"({run.describe_state()})"
             raise SessionError(f"run {run.name} has loaded no session {when}; stoker logs {run.name} shows its output")
         return SessionFolder(run.session)
-    candidates = _ranked(name)
+    candidates = _rank_candidates(name)
     if not candidates:
         try:
             return find_session(name)
@@ -75,26 +77,27 @@ def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder
             raise
     command = click.get_current_context(silent=True)
     told_already = command.meta if command is not None else {}
-    if not name and (text := told(candidates, hint=hint)) and not told_already.get(_TOLD):
-        told_already[_TOLD] = True
+    if not name and (text := describe_choice(candidates, hint=hint)) and not told_already.get(_NOTE_PRINTED_KEY):
+        told_already[_NOTE_PRINTED_KEY] = True
         console.note(text)
     return SessionFolder(candidates[0].folder)
 
 
-def _ranked(name: str) -> list[SessionCandidate]:
+def _rank_candidates(name: str) -> list[SessionCandidate]:
     command = click.get_current_context(silent=True)
-    known: dict[str, list[SessionCandidate]] = command.meta.setdefault(_CHOSEN, {}) if command is not None else {}
+    known: dict[str, list[SessionCandidate]] = (
+        command.meta.setdefault(_CANDIDATES_KEY, {}) if command is not None else {}
+    )
     if name not in known:
-        known[name] = sorted(_candidates(name), key=lambda each: 0 if each.is_own else 1 if each.is_up else 2)
+        known[name] = sorted(_find_candidates(name), key=lambda each: 0 if each.is_own else 1 if each.is_up else 2)
     return known[name]
 
 
 def session_to_change() -> SessionFolder:
-    """Return the session that a command such as `stoker down` changes by default. Raises SessionError unless exactly
-    one session matches."""
-    found = [each for each in _candidates(detached_only=True) if each.is_up]
+    """Return the session that `stoker down` and `attach` change by default. Raises SessionError unless one matches."""
+    found = [each for each in _find_candidates(detached_only=True) if each.is_up]
     if not found:
-        running = ", ".join(run.name for run in runs.known_runs() if run.is_running())
+        running = ", ".join(run.name for run in runs.list_runs() if run.is_running())
         also = f"; detached runs are known by their names: {running}" if running else ""
         raise SessionError(f"no session is up; `stoker up SITE` starts one{also}")
     own = [each for each in found if each.is_own]
@@ -104,7 +107,7 @@ def session_to_change() -> SessionFolder:
     return SessionFolder((own or found)[0].folder)
 
 
-def told(candidates: Sequence[SessionCandidate], *, hint: str) -> str:
+def describe_choice(candidates: Sequence[SessionCandidate], *, hint: str) -> str:
     """Return a note that names the chosen (first) session if the user may expect another session."""
     best, *rest = candidates
     others = [each.session for each in rest if each.is_up]
@@ -112,32 +115,34 @@ def told(candidates: Sequence[SessionCandidate], *, hint: str) -> str:
     of = "" if best.is_own or best.is_up else f", which ran in {best.folder.parents[2] if is_program else best.folder}"
     if not others:
         return f"this is session {best.session}{of}" if of else ""
-    named = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED} more" if len(others) > _NAMED else "")
+    named = ", ".join(others[:_MOST_NAMED_SESSIONS]) + (
+        f" and {len(others) - _MOST_NAMED_SESSIONS} more" if len(others) > _MOST_NAMED_SESSIONS else ""
+    )
     of, too = ("", " too") if best.is_up else (", which is over", "")
     are = "is" if len(others) == 1 else "are"
     return f"this is session {best.session}{of}; {named} {are} up{too} ({hint} {others[0]})"
 
 
-def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionCandidate]:
+def _find_candidates(name: str = "", *, detached_only: bool = False) -> list[SessionCandidate]:
     wait_for_starting_sessions(name)
     here = None
     with contextlib.suppress(OSError):
         here = Path.cwd().resolve()
     found: list[tuple[str, SessionFolder, bool]] = []
-    for place, is_own in _folders(here):
+    for place, is_own in _list_session_folders(here):
         folder = SessionFolder(place)
         with contextlib.suppress(SessionError):
             session = folder.read().session
             if session.startswith(name) and (not detached_only or detached.is_detached(folder)):
                 found.append((session, folder, is_own))
-    is_alone = len(found) == 1  # for a single session, the command itself checks the manager
+    is_alone = len(found) == 1  # a single session needs no check here, because the command will ask its manager
 
     def is_up(folder: SessionFolder) -> bool:
         with contextlib.suppress(SessionError):
-            return not folder.over() if detached_only or is_alone else detached.is_up(folder)
+            return not folder.end_reason() if detached_only or is_alone else detached.is_manager_up(folder)
         return False
 
-    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # asking an unreachable host takes long
+    with ThreadPoolExecutor(_PARALLEL_CHECKS) as pool:  # an unreachable host delays only its own check
         up = pool.map(is_up, [folder for _, folder, _ in found])
         return [
             SessionCandidate(session, folder.path, is_own, is_up)
@@ -145,9 +150,11 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
         ]
 
 
-def _folders(here: Path | None) -> list[tuple[Path, bool]]:
-    """Return the folder of each known session, last used first, and whether the session belongs to the folder `here`.
-    `runinfo` has links to joined sessions."""
+def _list_session_folders(here: Path | None) -> list[tuple[Path, bool]]:
+    """Return the folder of each known session, last used first, and True if the session belongs to the folder `here`.
+
+    A folder `runinfo` contains the sessions that programs started there, and links to sessions that they joined.
+    """
     known = [*(state_folder() / "sessions").glob("*/session.json")]
     near: list[Path] = []
     if here is not None:
@@ -188,7 +195,9 @@ def add_session_argument(*, default: str) -> Callable[[Command], Command]:
 
     def add_argument_and_option(command: Command) -> Command:
         @click.argument("session", default="")
-        @click.option("--session", "by_option", default="", metavar="SESSION", help=f"{_NAMES} [{default}]")
+        @click.option(
+            "--session", "by_option", default="", metavar="SESSION", help=f"{_SESSION_OPTION_HELP} [{default}]"
+        )
         @functools.wraps(command)
         def call(*args: Any, session: str, by_option: str, **options: Any) -> None:
             if session and by_option and session != by_option:
@@ -200,7 +209,7 @@ def add_session_argument(*, default: str) -> Callable[[Command], Command]:
     return add_argument_and_option
 
 
-_NAMES = "The same as the argument SESSION: the session's id, a prefix of the id, or its folder."
+_SESSION_OPTION_HELP = "The same as the argument SESSION: the session's id, a prefix of the id, or its folder."
 
 
 class SessionAnswer(msgspec.Struct, frozen=True):
@@ -216,10 +225,10 @@ def read_session_status(name: str) -> tuple[SessionFolder, SessionAnswer]:
         with Observer(folder) as observer:
             return folder, SessionAnswer(observer.status())
     except SessionEndedError as ended:
-        return folder, last_status(folder, ended)
+        return folder, read_last_status(folder, ended)
 
 
-def last_status(folder: SessionFolder, ended: SessionEndedError) -> SessionAnswer:
+def read_last_status(folder: SessionFolder, ended: SessionEndedError) -> SessionAnswer:
     """Return the last status of an ended session, from its journal. Raises SessionError."""
     from stoker.manager.live.replay import status_of_ended_session
 
@@ -228,15 +237,15 @@ def last_status(folder: SessionFolder, ended: SessionEndedError) -> SessionAnswe
 
 
 def find_story_of_subject(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
-    """Return the session of a subject (such as a call), the subject's history, and why the session has ended. Without
-    `name`, also search other sessions. Raises SessionError."""
+    """Return the session of a subject (such as a call), the subject's history, and why the session has ended or `""`.
+    Without `name`, also search other sessions. Raises SessionError."""
     chosen = session_to_show(name)
     story, over = _read_story_of_session(chosen, subject)
     if name or story.found or is_ambiguous_subject(story):
         return chosen, story, over
     searched = [chosen.read().session]
-    others = [SessionFolder(each.folder) for each in _ranked("") if each.folder != chosen.path]
-    for folder in others[: _SEARCHED - 1]:
+    others = [SessionFolder(each.folder) for each in _rank_candidates("") if each.folder != chosen.path]
+    for folder in others[: _MOST_SEARCHED_SESSIONS - 1]:
         with contextlib.suppress(SessionError):
             found, its_over = _read_story_of_session(folder, subject)
             session = folder.read().session
@@ -267,7 +276,7 @@ def _read_story_of_session(folder: SessionFolder, subject: str) -> tuple[to_clie
     return complete_story_from_journal(folder, subject, story), ""
 
 
-def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_client.Calls, str]:
+def read_calls(name: str, *, limit: int, only: ListedState | None) -> tuple[to_client.Calls, str]:
     folder = session_to_show(name)
     try:
         with Observer(folder) as observer:
@@ -279,13 +288,13 @@ def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_cli
             return calls_of_ended_session(folder, limit=limit, only=only), str(ended)
 
 
-def names_in(status: to_client.Status) -> list[str]:
+def list_object_names(status: to_client.Status) -> list[str]:
     return [
         *(pilot.pilot for pilot in status.pilots),
         *(context.name for context in status.contexts if context.key != BARE.key),
         *(f"lib-{library.library}" for library in status.libraries),
         *(job.block for job in status.jobs),
-        *(show_block(block) for block in status.blocks),
+        *(format_block_name(block) for block in status.blocks),
     ]
 
 
@@ -311,8 +320,8 @@ def _explain_journal_errors(folder: SessionFolder, ended: SessionEndedError) -> 
 # ---- a session that is read repeatedly
 
 
-_ENDED_AGAIN_S = 10.0
-"""Seconds after which an ended session is checked again. `stoker attach` may have restarted the session's manager."""
+_RECHECK_ENDED_AFTER_S = 10.0
+"""Seconds after which an ended session is checked again, because `stoker attach` may have restarted its manager."""
 
 
 class FollowedSession:
@@ -344,7 +353,7 @@ class FollowedSession:
         Raises:
             SessionError: The manager does not answer, or the journal cannot be read.
         """
-        if self._ended is not None and time.monotonic() - self._ended_at < _ENDED_AGAIN_S:
+        if self._ended is not None and time.monotonic() - self._ended_at < _RECHECK_ENDED_AFTER_S:
             return self._ended
         try:
             if self._observer is None:
@@ -353,7 +362,7 @@ class FollowedSession:
         except SessionEndedError as ended:
             self.close()
             if self._ended is None:
-                self._ended = last_status(self._folder, ended)
+                self._ended = read_last_status(self._folder, ended)
             self._ended_at = time.monotonic()
             return self._ended
         except SessionError:

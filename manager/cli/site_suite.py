@@ -48,12 +48,12 @@ class SiteReport(msgspec.Struct, frozen=True):
     troubles: tuple[str, ...] = ()
 
     @property
-    def sound(self) -> bool:
+    def has_passed(self) -> bool:
         verdicts = {each.verdict for each in self.promises}
         return not self.interrupted and PromiseVerdict.HOLDS in verdicts and PromiseVerdict.FAILS not in verdicts
 
 
-def render(report: SiteReport) -> list[str]:
+def render_report(report: SiteReport) -> list[str]:
     found = [", ".join(report.machines) or "no pilot came", ", ".join(report.devices)]
     out = [" · ".join(filter(None, [f"site {report.site}", report.provider, *found])), ""]
     for trouble in report.troubles:
@@ -62,11 +62,11 @@ def render(report: SiteReport) -> list[str]:
     for verdict in PromiseVerdict:
         for promise in report.promises:
             if promise.verdict is verdict:
-                out += line_of(promise)
+                out += format_promise(promise)
     return [*out, "", _summary(report)]
 
 
-def line_of(promise: TriedPromise) -> list[str]:
+def format_promise(promise: TriedPromise) -> list[str]:
     word = f"  {_WORDS[promise.verdict]:<5} {promise.title}"
     if promise.verdict is PromiseVerdict.HOLDS:
         return [f"{word} · {show_seconds(promise.took_s)}"]
@@ -95,13 +95,13 @@ def _summary(report: SiteReport) -> str:
 
 _SUITE = "stoker.site_tests"
 _LAST_LINES = 15
-_NONE_CHOSEN = (4, 5)
-"""Exit codes of pytest for a `-k` that matches no test."""
-_CTRL_C = 2
+_NO_TEST_MATCHES = (4, 5)
+"""Exit codes of pytest if no test matches `-k`."""
+_EXIT_CODE_CTRL_C = 2
 """Exit code of pytest after Ctrl-C."""
 
 
-def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteReport:
+def run_site_suite(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteReport:
     """Run the tests of Stoker's promises on a site. `chosen`: pytest's `-k`. Raises StokerError if no test ran."""
     with tempfile.TemporaryDirectory(prefix="stoker-site-") as folder:
         page, output = Path(folder) / "page.json", Path(folder) / "output"
@@ -109,10 +109,10 @@ def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteRep
             # Omit options and plugins that the user sets for other tests.
             environ = {**os.environ, "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
             process = subprocess.Popen(_command(site, page, wait_s=wait_s, chosen=chosen), stdout=out, env=environ)
-            while process.returncode is None:  # pytest also receives Ctrl-C, and writes its report
+            while process.returncode is None:  # after Ctrl-C wait on, because pytest gets it too and writes its report
                 with contextlib.suppress(KeyboardInterrupt):
                     process.wait()
-        if chosen and process.returncode in _NONE_CHOSEN:
+        if chosen and process.returncode in _NO_TEST_MATCHES:
             hint = "-k matches parts of names, as in -k 'snapshot or gang'"
             raise StokerError(f"no test of the site suite matches -k {chosen!r}; {hint}")
         ended = f"pytest ended with exit code {process.returncode}"
@@ -120,7 +120,7 @@ def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteRep
         if not page.exists():
             raise StokerError("\n".join([f"the site suite did not run ({ended}):", *said]))
         report = msgspec.json.decode(page.read_bytes(), type=SiteReport)
-        if report.interrupted and process.returncode != _CTRL_C:
+        if report.interrupted and process.returncode != _EXIT_CODE_CTRL_C:
             trouble = "\n".join([f"the site suite stopped early ({ended}):", *said])
             report = msgspec.structs.replace(report, troubles=(*report.troubles, trouble))
         return report

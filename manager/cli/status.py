@@ -14,7 +14,7 @@ from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.cli.session_choice import add_session_argument, read_session_status
 from stoker.manager.executor import detached
 from stoker.protocol.session import SessionFolder, read_gateway_notes
-from stoker.protocol.show_status import gateway_rows, render
+from stoker.protocol.show_status import format_gateway_rows, render
 from stoker.protocol.to_client import Status
 from stoker.site import Site
 
@@ -39,26 +39,26 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
         raise click.UsageError("--watch and --json: use only one of these options; a program can run --json repeatedly")
     if watch:
         try:
-            StatusDisplay(session_choice.session_to_show(session)).run(restarts=False)
+            StatusDisplay(session_choice.session_to_show(session)).run(may_restart_manager=False)
         except SessionEndedError as ended:
             console.line(str(ended))
         return
     run = runs.find_detached_run(session)
     if run is not None and not as_json:
-        console.line(run.title(now=time.time()))
+        console.line(run.describe(now=time.time()))
         if not run.session:
             return
     folder, answer = read_session_status(session)
-    policy = policy_of(folder)
+    policy = describe_policy(folder)
     if as_json:
         found: dict[str, object] = {"over": answer.over, "folder": str(folder.path), "policy": policy or "default"}
         found |= {"status": answer.status, "gateways": read_gateway_notes(folder)}
-        console.json(found | ({"run": runs.facts_of(run)} if run is not None else {}))
+        console.json(found | ({"run": runs.run_to_json(run)} if run is not None else {}))
         return
     if answer.over:
         console.line(f"{answer.over}; its last state:")
     served = [] if answer.over else _gateway_lines(folder, answer.status)
-    console.lines(render(answer.status, over=bool(answer.over), policy=policy, served=served))
+    console.lines(render(answer.status, has_ended=bool(answer.over), policy=policy, served=served))
 
 
 class StatusDisplay:
@@ -67,11 +67,11 @@ class StatusDisplay:
     def __init__(self, folder: SessionFolder) -> None:
         self.last: Status | None = None
         self._folder = folder
-        self._policy = policy_of(folder)
+        self._policy = describe_policy(folder)
         self._trouble = ""
 
-    def run(self, *, restarts: bool) -> None:
-        """Show the status until SessionEndedError. `restarts`: restart a dead manager."""
+    def run(self, *, may_restart_manager: bool) -> None:
+        """Show the status until SessionEndedError. `may_restart_manager`: restart a dead manager."""
         with console.redrawn() as place:
             while True:
                 try:
@@ -80,7 +80,7 @@ class StatusDisplay:
                             self._show(observer.status(), place)
                             time.sleep(_WATCH_EVERY_S if console.is_terminal() else _WATCH_EVERY_ON_A_PIPE_S)
                 except SessionError as error:
-                    if not restarts:
+                    if not may_restart_manager:
                         raise
                     self._show_trouble(str(error).partition("\n")[0], place)
                     self._ensure_manager_is_running()
@@ -100,20 +100,19 @@ class StatusDisplay:
         self._trouble = text
 
     def _ensure_manager_is_running(self) -> None:
-        until = time.monotonic() + _BACK_WITHIN_S
-        while time.monotonic() < until and not self._folder.over():
-            if detached.is_up(self._folder):
+        until = time.monotonic() + _RESTART_WAIT_S
+        while time.monotonic() < until and not self._folder.end_reason():
+            if detached.is_manager_up(self._folder):
                 return
             time.sleep(0.1)
         restart_dead_manager(self._folder)
 
 
 def lines_if_status_changed(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
-    """Return all lines if pilots, blocks or contexts have changed. Return one line if only numbers of calls have
-    changed."""
+    """Return the whole status if pilots, blocks or contexts have changed; its first line if only call counts have."""
     if before is None or _state_without_call_counts(status) != _state_without_call_counts(before):
         return [*render(status, policy=policy), ""]
-    return render(status)[:1] if _call_counts(status) != _call_counts(before) else []
+    return render(status)[:1] if _count_calls(status) != _count_calls(before) else []
 
 
 def _state_without_call_counts(status: Status) -> tuple[object, ...]:
@@ -128,25 +127,25 @@ def _state_without_call_counts(status: Status) -> tuple[object, ...]:
     )
 
 
-def _call_counts(status: Status) -> tuple[int, ...]:
+def _count_calls(status: Status) -> tuple[int, ...]:
     return status.queued, status.running, status.done, status.failed, status.cancelled
 
 
 def _gateway_lines(folder: SessionFolder, status: Status) -> list[str]:
-    return gateway_rows(read_gateway_notes(folder), status, now=time.time())
+    return format_gateway_rows(read_gateway_notes(folder), status, now=time.time())
 
 
-def policy_of(folder: SessionFolder) -> str:
-    from stoker.manager.live.session_policies import policy_in_words
+def describe_policy(folder: SessionFolder) -> str:
+    from stoker.manager.live.session_policies import describe_policies
 
-    return policy_in_words(folder)
+    return describe_policies(folder)
 
 
 # ---- stoker attach
 
 
-_BACK_WITHIN_S = 10.0
-"""Seconds to wait until another process restarts a dead manager."""
+_RESTART_WAIT_S = 10.0
+"""Seconds to wait for another process to restart a dead manager, before `stoker attach` restarts it."""
 
 
 @click.command(short_help="Show a session or a detached run live.")
@@ -161,35 +160,36 @@ def attach(*, session: str) -> None:
     A dead manager is restarted here from its journal: running calls continue, and ended calls do not run again.
     """
     if run := runs.find_detached_run(session):
-        runs.follow(run)
+        runs.follow_run(run)
         return
     folder = session_choice.session_to_show(session) if session else session_choice.session_to_change()
     restart_dead_manager(folder)
     picture = StatusDisplay(folder)
     try:
-        picture.run(restarts=True)
+        picture.run(may_restart_manager=True)
     except SessionEndedError as ended:
         console.line(str(ended))
     except KeyboardInterrupt:
-        console.line(leave(picture.last, name=folder.read().session, stays=detached.is_detached(folder)))
+        console.line(
+            describe_running_session(picture.last, name=folder.read().session, stays=detached.is_detached(folder))
+        )
 
 
 def restart_dead_manager(folder: SessionFolder) -> None:
     """Restart a dead manager. Raises SessionError, or SessionEndedError if the session has ended."""
-    if detached.is_up(folder):
+    if detached.is_manager_up(folder):
         return
-    if why := folder.over():
+    if why := folder.end_reason():
         raise SessionEndedError(f"session {folder.read().session} is over: {why}; its last state: stoker status")
     before = folder.read().address
-    holder = detached.start(folder, waiting=console.note)
+    holder = detached.start_session_manager(folder, on_wait=console.note)
     console.note(f"the manager had ended; it is restarted here (pid {holder.pid}) and continues from its journal")
     if lost := unreachable_pilots_warning(read_sites(folder.sites).values(), before=before, now=folder.read().address):
         console.note(lost)
 
 
 def unreachable_pilots_warning(sites: Iterable[Site], *, before: str, now: str) -> str:
-    """Return a warning if a manager moved to an address that pilots with only a copy of the session folder cannot
-    find."""
+    """Return a warning if the manager's address has changed and pilots without shared files cannot learn it."""
     blind = [site.name for site in sites if not site.provider.shared_files]
     if before == now or not blind:
         return ""
@@ -200,9 +200,9 @@ def unreachable_pilots_warning(sites: Iterable[Site], *, before: str, now: str) 
     )
 
 
-def leave(last: Status | None, *, name: str, stays: bool) -> str:
+def describe_running_session(last: Status | None, *, name: str, stays: bool) -> str:
     count = 0 if last is None else last.running + last.queued
-    calls = f" with {console.count(count, 'open call')}" if count else ""
+    calls = f" with {console.format_count(count, 'open call')}" if count else ""
     if not stays:
         return f"session {name} keeps running{calls}, and ends with its program"
     return f"session {name} stays up{calls}; `stoker down {name}` ends it"

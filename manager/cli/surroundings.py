@@ -14,7 +14,7 @@ import msgspec
 import psutil
 
 from stoker.contexts.folders import state_folder
-from stoker.manager.factory.batch import BatchTrouble
+from stoker.manager.factory.batch import BatchSystemError
 from stoker.manager.factory.commands import CommandResult, CommandRunner
 from stoker.manager.live import interfaces
 from stoker.site import ProviderKind
@@ -25,9 +25,9 @@ from stoker.site import ProviderKind
 PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
 SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G|%p|%M")
 _MIB = 1024 * 1024
-_FREE_OF_SYSTEM = 0.9
-"""Share of a node's memory that jobs may use."""
-_DAYS = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
+_USABLE_MEMORY_SHARE = 0.9
+"""Share of a node's memory that a pilot requests; the system needs the rest."""
+_TIME_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 _GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))?:(?P<count>\d+)")
 
 
@@ -43,8 +43,10 @@ class Gpus(msgspec.Struct, frozen=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """A Slurm partition; 0 means unlimited or unknown. `cores`, `memory_bytes`: of the smallest node. `gpu_cores`,
-    `gpu_memory_bytes`: defaults per GPU. `most_memory_bytes`, `core_memory_bytes`: limits per node and core."""
+    """A Slurm partition; 0 means unlimited or unknown. `cores`, `memory_bytes`: size of the smallest node. `gpu_cores`,
+    `gpu_memory_bytes`: Slurm's defaults per GPU. `most_memory_bytes`, `core_memory_bytes`: maximum memory per node and
+    per core.
+    """
 
     name: str
     default: bool = False
@@ -61,12 +63,11 @@ class Partition(msgspec.Struct, frozen=True):
     core_memory_bytes: int = 0
 
     @property
-    def share(self) -> tuple[int, int]:
-        """The cores and the bytes of memory for a pilot: one GPU's part of the smallest node, or the whole node without
-        GPUs."""
+    def pilot_share(self) -> tuple[int, int]:
+        """Cores and bytes of memory of a pilot: one GPU's part of the smallest node, or the whole node without GPUs."""
         gpus = max((each.count for each in self.gpus), default=1)
         cores = max(1, self.gpu_cores or self.cores // gpus)
-        memory = self.gpu_memory_bytes or int(_FREE_OF_SYSTEM * self.memory_bytes) // gpus
+        memory = self.gpu_memory_bytes or int(_USABLE_MEMORY_SHARE * self.memory_bytes) // gpus
         limits = [self.most_memory_bytes, self.core_memory_bytes * cores]
         return cores, min([memory, *(limit for limit in limits if limit)])
 
@@ -89,16 +90,16 @@ class Slurm(msgspec.Struct, frozen=True):
         return self.preempts and above and partition.preempt not in ("", "OFF")
 
 
-def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
+def query_slurm(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
     try:
         version = (run(("sinfo", "--version")).out.split() or [""])[-1]  # "slurm 23.02.7", "slurm-wlm 22.05.8"
         said = run(SINFO)
         if said.code:
-            return Slurm(version, trouble=said.words)
+            return Slurm(version, trouble=said.failure_reason)
         shown = run(PARTITIONS)
         config = run(("scontrol", "show", "config"))
         associations = run(("sacctmgr", "-nP", "show", "assoc", f"user={getpass.getuser()}", "format=account"))
-    except BatchTrouble as trouble:
+    except BatchSystemError as trouble:
         return Slurm(trouble=str(trouble))
     accounts = associations.out.split() if not associations.code else []
     preempts = re.search(r"^PreemptType\s*=\s*(\S+)", config.out, re.MULTILINE)
@@ -111,8 +112,7 @@ def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
 
 
 def read_partitions(text: str, shown: str) -> list[Partition]:
-    """Return the partitions that are up, from `sinfo` (one line per kind of node) and `scontrol show partition
-    --oneliner`."""
+    """Return the partitions that are up, from the output of `sinfo` and of `scontrol show partition --oneliner`."""
     rows = [line.strip().split("|") for line in text.splitlines()]
     known = [row for row in rows if len(row) == 9 and row[1] == "up"]
     return [
@@ -152,7 +152,7 @@ def read_gres(text: str) -> list[tuple[str, int]]:
 
 def parse_time_limit(text: str) -> float:
     """Return the seconds of a time limit, such as `1-00:00:00`, `4:00:00` or `30`; 0 without a limit."""
-    found = _DAYS.fullmatch(text.strip())
+    found = _TIME_LIMIT.fullmatch(text.strip())
     if not found:
         return 0.0
     parts = [int(part) for part in found["rest"].split(":")]
@@ -171,16 +171,16 @@ def _number(text: str) -> int:
 
 
 COMMAND_LIMIT_S = 15.0
-_SUBMITS = (
+_SUBMIT_COMMANDS = (
     (ProviderKind.SLURM, "sbatch"), (ProviderKind.CONDOR, "condor_submit"), (ProviderKind.LSF, "bsub"),
     (ProviderKind.GRID_ENGINE, "qconf"), (ProviderKind.PBS, "qsub"), (ProviderKind.KUBERNETES, "kubectl"),
 )  # fmt: skip
-"""Commands that identify batch systems. `qconf` identifies Grid Engine; PBS also has `qsub`."""
-_CONTEXT = ("kubectl", "config", "current-context")
-"""Command that fails if `kubectl` has no cluster."""
-IMAGE = "IMAGE"
+"""Commands that show which batch system a host has. Grid Engine is found by `qconf`, because PBS has `qsub` too."""
+_KUBERNETES_CONTEXT_COMMAND = ("kubectl", "config", "current-context")
+"""Fails if `kubectl` is not connected to a cluster."""
+IMAGE_PLACEHOLDER = "IMAGE"
 """Placeholder of `stoker init` for the container image."""
-_QUEUES: Mapping[ProviderKind, tuple[str, ...]] = {
+_QUEUE_COMMANDS: Mapping[ProviderKind, tuple[str, ...]] = {
     ProviderKind.PBS: ("qstat", "-Q"),
     ProviderKind.LSF: ("bqueues", "-w"),
     ProviderKind.GRID_ENGINE: ("qconf", "-sql"),
@@ -189,7 +189,7 @@ FAST_NETWORKS = ("ib", "hsn", "opa", "mlx", "ipogif")
 _NETWORK_FILES = (
     "nfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "panfs", "orangefs", "glusterfs", "fuse.", "smb", "cifs",
 )  # fmt: skip
-_SCRATCH = ("SCRATCH", "SCRATCHDIR", "LOCAL_SCRATCH", "WORK")
+_SCRATCH_VARIABLES = ("SCRATCH", "SCRATCHDIR", "LOCAL_SCRATCH", "WORK")
 
 
 class ScratchPlace(msgspec.Struct, frozen=True):
@@ -198,8 +198,8 @@ class ScratchPlace(msgspec.Struct, frozen=True):
     shared: bool
 
 
-class Node(msgspec.Struct, frozen=True):
-    """A machine of the HTCondor pool. A machine with another `user_domain` than this host runs jobs as other users."""
+class CondorNode(msgspec.Struct, frozen=True):
+    """A machine of the HTCondor pool. If its `user_domain` differs from this host's, it runs jobs as another user."""
 
     cores: int
     memory_bytes: int
@@ -222,17 +222,21 @@ class HostFacts(msgspec.Struct, frozen=True):
     home: str = ""
     home_shared: bool = False
     scratch: tuple[ScratchPlace, ...] = ()
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[CondorNode, ...] = ()
     user_domain: str = ""
 
 
 def inspect_host() -> HostFacts:
     run = CommandRunner(limit_s=COMMAND_LIMIT_S, folder=Path(tempfile.gettempdir())).run
-    found = [(kind, path) for kind, name in _SUBMITS if (path := shutil.which(name))]
-    found = [each for each in found if each[0] is not ProviderKind.KUBERNETES or _output_or_empty(run, _CONTEXT)]
+    found = [(kind, path) for kind, name in _SUBMIT_COMMANDS if (path := shutil.which(name))]
+    found = [
+        each
+        for each in found
+        if each[0] is not ProviderKind.KUBERNETES or _output_or_empty(run, _KUBERNETES_CONTEXT_COMMAND)
+    ]
     if any(kind is ProviderKind.GRID_ENGINE for kind, _ in found):
         found = [each for each in found if each[0] is not ProviderKind.PBS]
-    slurm = ask(run) if found and found[0][0] is ProviderKind.SLURM else None
+    slurm = query_slurm(run) if found and found[0][0] is ProviderKind.SLURM else None
     if slurm is not None and slurm.trouble and len(found) > 1:  # Slurm does not answer, so use the next system
         found, slurm = [*found[1:], found[0]], None
     kind, command = found[0] if found else (ProviderKind.LOCAL, "")
@@ -244,28 +248,30 @@ def inspect_host() -> HostFacts:
         command=command,
         others=tuple(other for other, _ in found[1:]),
         slurm=slurm,
-        queues=tuple(read_queues(_output_or_empty(run, _QUEUES[kind]), kind)) if kind in _QUEUES else (),
-        nodes=tuple(parse_condor_nodes(_output_or_empty(run, _NODES))) if is_condor else (),
+        queues=tuple(read_queues(_output_or_empty(run, _QUEUE_COMMANDS[kind]), kind))
+        if kind in _QUEUE_COMMANDS
+        else (),
+        nodes=tuple(parse_condor_nodes(_output_or_empty(run, _CONDOR_NODES_COMMAND))) if is_condor else (),
         user_domain=_output_or_empty(run, ("condor_config_val", "UID_DOMAIN")).strip() if is_condor else "",
-        networks=interfaces.networks(),
-        reached_at=interfaces.resolve(interfaces.AUTO),
+        networks=interfaces.list_network_addresses(),
+        reached_at=interfaces.resolve_interface(interfaces.AUTO),
         home=str(state_folder()),
-        home_shared=is_shared(state_folder()),
-        scratch=tuple(scratch_places()),
+        home_shared=is_on_shared_file_system(state_folder()),
+        scratch=tuple(find_scratch_places()),
     )
 
 
-def is_shared(path: Path) -> bool:
+def is_on_shared_file_system(path: Path) -> bool:
     mounts = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
     mounted = next((mounts[str(place)] for place in (path, *path.parents) if str(place) in mounts), "")
     return mounted.startswith(_NETWORK_FILES)
 
 
-def scratch_places() -> list[ScratchPlace]:
-    paths = [os.environ[name] for name in _SCRATCH if os.environ.get(name)]
+def find_scratch_places() -> list[ScratchPlace]:
+    paths = [os.environ[name] for name in _SCRATCH_VARIABLES if os.environ.get(name)]
     paths += [f"/scratch/{getpass.getuser()}", "/scratch", f"/local/{getpass.getuser()}"]
     usable = [Path(path) for path in dict.fromkeys(paths) if os.access(path, os.W_OK | os.X_OK)]
-    return [ScratchPlace(str(path), shutil.disk_usage(path).free, is_shared(path)) for path in usable]
+    return [ScratchPlace(str(path), shutil.disk_usage(path).free, is_on_shared_file_system(path)) for path in usable]
 
 
 def read_queues(text: str, kind: ProviderKind) -> list[str]:
@@ -278,27 +284,27 @@ def read_queues(text: str, kind: ProviderKind) -> list[str]:
     return [words[0] for words in lines if words[3:5] == ["yes", "yes"]]  # header: Queue Max Tot Ena Str ...
 
 
-def parse_condor_nodes(text: str) -> list[Node]:
+def parse_condor_nodes(text: str) -> list[CondorNode]:
     """Return the machines in the output of `condor_status -af`: cores, MiB of memory, GPUs, user domain."""
     found = []
     for line in text.splitlines():
         words = [word if word not in ("undefined", "error") else "" for word in line.split()]
         amounts = [int(word) if word.isdecimal() else 0 for word in words[:3]]
         if len(amounts) == 3 and amounts[0] and amounts[1]:
-            found.append(Node(amounts[0], amounts[1] * 1024**2, amounts[2], "".join(words[3:])))
+            found.append(CondorNode(amounts[0], amounts[1] * 1024**2, amounts[2], "".join(words[3:])))
     return found
 
 
-_NODES = (
+_CONDOR_NODES_COMMAND = (
     "condor_status", "-constraint", 'SlotType =!= "Dynamic"',
     "-af", "TotalSlotCpus", "TotalSlotMemory", "TotalSlotGPUs", "UidDomain",
 )  # fmt: skip
-"""With `-startd`, HTCondor 25 would list daemons instead of slots."""
+"""Lists the machines of the pool. Without `-startd`, because HTCondor 25 would then list daemons instead of slots."""
 
 
 def _output_or_empty(run: Callable[[Sequence[str]], CommandResult], command: Sequence[str]) -> str:
     try:
         said = run(command)
-    except BatchTrouble:
+    except BatchSystemError:
         return ""
     return "" if said.code else said.out

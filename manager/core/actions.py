@@ -1,4 +1,4 @@
-"""Check and carry out the actions that policies return, and record advice. An invalid action changes nothing."""
+"""Check the actions that policies return, carry them out, and record advice. An invalid action changes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nodes import exclude_node_if_devices_failed
 from stoker.manager.core.nouns import Call, CallState, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, PolicyError
-from stoker.protocol.bounds import is_sound
+from stoker.protocol.bounds import is_valid_progress
 from stoker.protocol.calls import CallProgress, Failure, FailureKind, GangPlace
 from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.protocol.to_client import ProgressReports
@@ -22,10 +22,10 @@ _SHOWN_ACTIONS = 4
 
 
 def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> None:
-    """Carry out the actions of a policy in order. If the plan is a generator, it can see the effect of each action
-    before it yields the next action.
+    """Carry out the actions of a policy in order. A generator sees the effect of each action before it yields the
+    next action.
     """
-    if plan is None:  # the plan of a custom policy may be None by mistake
+    if plan is None:  # a custom policy may return None by mistake
         error = PolicyError("the policy returned None; return a sequence of actions, or () for no action")
         manager.report_illegal_action(error, seam=seam)
         return
@@ -33,7 +33,7 @@ def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> 
     for action in plan:
         done.append(action)
         try:
-            apply(manager, action, seam=seam)
+            apply_action(manager, action, seam=seam)
         except PolicyError as error:
             if manager.strict:
                 shown = ", ".join(map(repr, done[-_SHOWN_ACTIONS:]))
@@ -41,52 +41,54 @@ def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> 
             manager.report_illegal_action(error, seam=seam)
 
 
-def apply(manager: Manager, action: Action, *, seam: str) -> None:
+def apply_action(manager: Manager, action: Action, *, seam: str) -> None:
     match action:
         case seams.Send():
-            _send(manager, action)
+            _send_call(manager, action)
         case seams.SendGang():
             _send_gang(manager, action)
         case seams.Drop():
             dropped = Failure(FailureKind.DROPPED, action.reason, retry_after_s=action.retry_after_s)
-            ending.fail_call(manager, _waiting(manager, action.call), dropped)
+            ending.fail_call(manager, _find_waiting_call(manager, action.call), dropped)
         case seams.Evict():
-            _evict(manager, action)
+            _evict_call(manager, action)
         case seams.TakeBack():
             if action.count < 1:
                 raise PolicyError(f"TakeBack of {action.count} calls is not allowed; count must be at least 1")
-            holding.request_calls_back(manager, _library(manager, action.library), action.count)
+            holding.request_calls_back(manager, _find_library(manager, action.library), action.count)
         case seams.Load():
-            _load(manager, action)
+            _load_context(manager, action)
         case seams.Unload():
-            libraries.stop_library(manager, _library(manager, action.library), reason=action.reason)
+            libraries.stop_library(manager, _find_library(manager, action.library), reason=action.reason)
         case seams.Sleep():
-            libraries.order_sleep(manager, _connected_library(manager, action.library))
+            libraries.order_sleep(manager, _find_connected_library(manager, action.library))
         case seams.Wake():
-            libraries.order_wake(manager, _connected_library(manager, action.library))
+            libraries.order_wake(manager, _find_connected_library(manager, action.library))
         case seams.Resize():
-            _resize(manager, action)
+            _resize_library(manager, action)
         case seams.FailCall():
-            ending.fail_call(manager, _waiting(manager, action.call), action.failure)
+            ending.fail_call(manager, _find_waiting_call(manager, action.call), action.failure)
         case seams.FailWaiting():
-            context = _known(manager.state.contexts, action.recipe, "context")
+            context = _find_record(manager.state.contexts, action.recipe, "context")
             libraries.fail_waiting_calls(manager, context, action.failure)
         case seams.Forecast():
             apply_forecast_action(manager, action)
         case seams.Timer():
             manager.set_timer(f"{seam}/{action.key}", action.at)
         case seams.WantBlocks():
-            source = _known(manager.state.sources, action.source, "source")
-            if not 1 <= action.count <= source.room:
+            source = _find_record(manager.state.sources, action.source, "source")
+            if not 1 <= action.count <= source.requestable_blocks:
                 has = f"which has {len(source.blocks)} blocks and may have {source.source.most}"
                 raise PolicyError(f"{action.count} blocks cannot be requested from {action.source}, {has}")
             block_orders.request_blocks(manager, source, action.count)
         case seams.ReleaseBlock():
-            block_orders.release_block(manager, _known(manager.state.blocks, action.block, "block"), action.reason)
+            block_orders.release_block(
+                manager, _find_record(manager.state.blocks, action.block, "block"), action.reason
+            )
         case seams.Quarantine():
             _quarantine_pilot_devices(manager, action)
         case seams.Ask():
-            _ask(manager, action)
+            _request_advice(manager, action)
         case _:
             raise PolicyError(f"{action!r} is not an action")
 
@@ -95,62 +97,62 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-def _known(records: Mapping[_K, _V], id: _K, what: str) -> _V:
+def _find_record(records: Mapping[_K, _V], id: _K, what: str) -> _V:
     found = records.get(id)
     if found is None:
         raise PolicyError(f"there is no {what} {id}")
     return found
 
 
-def _waiting(manager: Manager, id: int) -> Call:
+def _find_waiting_call(manager: Manager, id: int) -> Call:
     call = manager.state.calls.get(id)
     if call is None or call.state is not CallState.WAITING:
         raise PolicyError(f"call {id} is not waiting")
     return call
 
 
-def _library(manager: Manager, id: LibraryId) -> Library:
-    return _known(manager.state.libraries, id, "library")
+def _find_library(manager: Manager, id: LibraryId) -> Library:
+    return _find_record(manager.state.libraries, id, "library")
 
 
-def _connected_library(manager: Manager, id: LibraryId) -> Library:
-    library = _library(manager, id)
+def _find_connected_library(manager: Manager, id: LibraryId) -> Library:
+    library = _find_library(manager, id)
     if library.pilot.state is not PilotState.HERE:
         raise PolicyError(f"the pilot of library {id} is {library.pilot.state.value}")
     return library
 
 
-def _library_with_room(manager: Manager, id: LibraryId, call: Call) -> Library:
-    library = _library(manager, id)
-    if not holding.takes(manager, library, call):
+def _find_library_with_room(manager: Manager, id: LibraryId, call: Call) -> Library:
+    library = _find_library(manager, id)
+    if not holding.can_take_call(manager, library, call):
         of = library.context.recipe.name
         raise PolicyError(f"library {id} ({of}, {library.state.value}, load {library.load}) cannot take call {call.id}")
     return library
 
 
-def _send(manager: Manager, action: seams.Send) -> None:
-    call = _waiting(manager, action.call)
-    library, group = _library_with_room(manager, action.library, call), call.group
+def _send_call(manager: Manager, action: seams.Send) -> None:
+    call = _find_waiting_call(manager, action.call)
+    library, group = _find_library_with_room(manager, action.library, call), call.group
     if group.options.gang[0] > 1:
         raise PolicyError(f"call {call.id} needs a gang of {group.options.gang[0]} libraries; use SendGang")
     if (action.reserve_bytes or action.preempts) and not action.offer:
         raise PolicyError(f"call {call.id} is not an offer; only an offer may set reserve_bytes or preempts")
     for other in action.preempts:
-        if other == library.id or not set(library.devices) & set(_library(manager, other).devices):
+        if other == library.id or not set(library.devices) & set(_find_library(manager, other).devices):
             raise PolicyError(f"library {library.id} cannot preempt library {other}: they share no device")
     if action.reserve_bytes and not action.preempts:
-        libraries.resize(manager, library, action.reserve_bytes, orders=False)
+        libraries.change_promised_memory(manager, library, action.reserve_bytes, sends_order=False)
     queues.remove_call_from_queue(manager, call)
     if not action.offer:
-        holding.give(manager, library, call)
+        holding.assign_call(manager, library, call)
     else:
-        holding.offer(manager, library, call)
+        holding.assign_offered_call(manager, library, call)
         call.note(manager.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
         order = holding.build_run_order(
             library, group, [call.spec], offer=True, reserve_bytes=action.reserve_bytes,
             waited_s=_wait_seconds_without_load(manager, library, call), preempts=action.preempts,
         )  # fmt: skip
-        manager.say(library.pilot, order)
+        manager.send_to_pilot(library.pilot, order)
 
 
 def _wait_seconds_without_load(manager: Manager, library: Library, call: Call) -> float:
@@ -162,52 +164,52 @@ def _wait_seconds_without_load(manager: Manager, library: Library, call: Call) -
 
 
 def _send_gang(manager: Manager, action: seams.SendGang) -> None:
-    call = _waiting(manager, action.call)
+    call = _find_waiting_call(manager, action.call)
     smallest, largest = call.group.options.gang
     if not smallest <= len(action.libraries) <= largest or len(set(action.libraries)) != len(action.libraries):
         raise PolicyError(f"call {call.id} needs {smallest} to {largest} libraries, got {len(action.libraries)}")
-    members = tuple(_library_with_room(manager, id, call) for id in action.libraries)
+    members = tuple(_find_library_with_room(manager, id, call) for id in action.libraries)
     queues.remove_call_from_queue(manager, call)
     holding.assign_call_to_gang(manager, members, call)
     for rank, library in enumerate(members):
         queues.update_load_index(manager, library)
         place = GangPlace(rank, len(members))
-        manager.say(library.pilot, holding.build_run_order(library, call.group, [call.spec], gang=place))
+        manager.send_to_pilot(library.pilot, holding.build_run_order(library, call.group, [call.spec], gang=place))
 
 
-def _evict(manager: Manager, action: seams.Evict) -> None:
+def _evict_call(manager: Manager, action: seams.Evict) -> None:
     call = manager.state.calls.get(action.call)
     if call is None or not call.libraries:
         raise PolicyError(f"no library holds call {action.call}")
     holder = call.libraries[0]
-    if call in manager.sends.get(holder, ()):
+    if call in manager.calls_to_send.get(holder, ()):
         raise PolicyError(f"call {action.call} is sent at the end of this event, so it cannot be evicted now")
-    manager.say(holder.pilot, EvictCall(holder.id, call.id))
+    manager.send_to_pilot(holder.pilot, EvictCall(holder.id, call.id))
 
 
-def _ask(manager: Manager, action: seams.Ask) -> None:
+def _request_advice(manager: Manager, action: seams.Ask) -> None:
     about = events.OfContext(RecipeKey(action.about)) if isinstance(action.about, str) else action.about
     name, log, start = "", "", 0
     match about:
         case events.OfContext(recipe=key):
-            name = _known(manager.state.contexts, key, "context").recipe.name
+            name = _find_record(manager.state.contexts, key, "context").recipe.name
         case events.OfFunction(function=function, recipe=key):
             cost = manager.state.costs.get((function, key))
             if cost is None:
                 raise PolicyError(f"no call of function {function} on context {key} was submitted")
             name = cost.function.timing_key
         case events.OfPace(library=library, call=call):
-            holder = _library(manager, library)
+            holder = _find_library(manager, library)
             if call not in holder.held:
                 raise PolicyError(f"library {library} does not hold call {call}")
-            log, start = blame.log_of(holder.pilot, library), holder.printed_to
+            log, start = blame.library_log_path(holder.pilot, library), holder.log_position
         case events.OfFailure():
             raise PolicyError("advice on failures cannot be requested; the manager requests it itself")
-    manager.out.append(events.AskAdvice(about, name, log, start))
+    manager.commands.append(events.AskAdvice(about, name, log, start))
 
 
 def _quarantine_pilot_devices(manager: Manager, action: seams.Quarantine) -> None:
-    pilot = _known(manager.state.pilots, action.pilot, "pilot")
+    pilot = _find_record(manager.state.pilots, action.pilot, "pilot")
     if not 0 < action.for_s < math.inf:
         raise PolicyError(f"a quarantine of {action.for_s} seconds is not allowed; it must be more than 0 and finite")
     devices = [device for device in pilot.devices.values() if action.device in (None, device.id)]
@@ -217,9 +219,9 @@ def _quarantine_pilot_devices(manager: Manager, action: seams.Quarantine) -> Non
     exclude_node_if_devices_failed(manager, pilot)
 
 
-def _load(manager: Manager, action: seams.Load) -> None:
-    context = _known(manager.state.contexts, action.recipe, "context")
-    pilot = _known(manager.state.pilots, action.pilot, "pilot")
+def _load_context(manager: Manager, action: seams.Load) -> None:
+    context = _find_record(manager.state.contexts, action.recipe, "context")
+    pilot = _find_record(manager.state.pilots, action.pilot, "pilot")
     if pilot.state is not PilotState.HERE:
         raise PolicyError(f"{pilot.id} is {pilot.state.value}")
     if not action.devices or len(set(action.devices)) != len(action.devices):
@@ -238,11 +240,11 @@ def _load(manager: Manager, action: seams.Load) -> None:
     libraries.load_library(manager, context, pilot, devices, action.memory_bytes)
 
 
-def _resize(manager: Manager, action: seams.Resize) -> None:
-    library = _connected_library(manager, action.library)
+def _resize_library(manager: Manager, action: seams.Resize) -> None:
+    library = _find_connected_library(manager, action.library)
     if library.state is not LibraryState.READY:
         raise PolicyError(f"library {library.id} is {library.state.value}")
-    libraries.resize(manager, library, action.memory_bytes)
+    libraries.change_promised_memory(manager, library, action.memory_bytes)
 
 
 def handle_arrived_advice(manager: Manager, event: events.AdviceArrived) -> None:
@@ -251,18 +253,18 @@ def handle_arrived_advice(manager: Manager, event: events.AdviceArrived) -> None
         case events.OfContext() as about, events.CostAdvice(by_kind=by_kind):
             context = state.contexts.get(about.recipe)
             if context is None:
-                state.refuse("advice on an unknown context")
+                state.count_refusal("advice on an unknown context")
                 return
             libraries.apply_load_advice(context, by_kind, source=event.source)
             ending.apply_cost_advice(context, by_kind)
-            manager.changed("contexts", context.recipe.key)
+            manager.mark_changed("contexts", context.recipe.key)
             for name, seam in manager.seams.items():
                 carry_out(manager, seam.advised(state, context), seam=name)
-            manager.dirty[context] = None
+            manager.contexts_to_decide[context] = None
         case events.OfFunction() as about, events.CostAdvice(by_kind=by_kind):
             cost, context = state.costs.get((about.function, about.recipe)), state.contexts.get(about.recipe)
             if cost and context and ending.apply_run_time_advice(manager, context, cost, by_kind):
-                manager.dirty[context] = None
+                manager.contexts_to_decide[context] = None
         case events.OfFailure() as about, events.VerdictAdvice() as verdict:
             if blame.record_advisor_verdict(manager, about, verdict):
                 for name, seam in manager.seams.items():
@@ -270,18 +272,18 @@ def handle_arrived_advice(manager: Manager, event: events.AdviceArrived) -> None
         case events.OfPace() as about, events.PaceAdvice() as pace:
             _handle_pace_advice(manager, about, pace)
         case _, advice:
-            state.refuse(f"{type(advice).__name__} does not fit the subject of the advice")
+            state.count_refusal(f"{type(advice).__name__} does not fit the subject of the advice")
 
 
 def _handle_pace_advice(manager: Manager, about: events.OfPace, pace: events.PaceAdvice) -> None:
     state = manager.state
     library = state.libraries.get(about.library)
     call = library.held.get(about.call) if library is not None else None
-    if call is None or not is_sound(pace.done, pace.total):
+    if call is None or not is_valid_progress(pace.done, pace.total):
         return
     if (pace.done or pace.total) and call.id not in state.reports:
-        said = state.printed[call.id] = CallProgress(call.id, pace.done, pace.total)
+        said = state.printed_progress[call.id] = CallProgress(call.id, pace.done, pace.total)
         if call.group.client.connected:
-            manager.tell(call.group.client, ProgressReports([said]))
+            manager.send_to_client(call.group.client, ProgressReports([said]))
     for name, seam in manager.seams.items():
-        carry_out(manager, seam.pace_told(state, about, pace), seam=name)
+        carry_out(manager, seam.pace_advised(state, about, pace), seam=name)

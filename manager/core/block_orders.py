@@ -15,7 +15,7 @@ from stoker.units import show_seconds
 
 
 def request_blocks(manager: Manager, source: SourceState, count: int, *, probed: str = "") -> None:
-    """Request blocks. `probed`: the node that a one-minute block tests; empty for blocks that run calls."""
+    """Request blocks. `probed`: node that the block only tests, for one minute; empty for blocks that run calls."""
     state = manager.state
     excluded = () if probed else tuple(record.node for record in state.excluded_nodes(source))
     allowed = AllowedNodes(exclude=excluded, only=probed)
@@ -25,14 +25,14 @@ def request_blocks(manager: Manager, source: SourceState, count: int, *, probed:
         state.next_block += 1
         _adopt_block(manager, source, id, allowed)
         orders.append(BlockOrder(id, source.source.name, allowed))
-    factory = blocks.factory_of(state)
+    factory = blocks.find_connected_factory(state)
     if factory is not None:
-        manager.tell(factory, to_client.SubmitBlocks(tuple(orders)))
+        manager.send_to_client(factory, to_client.SubmitBlocks(tuple(orders)))
 
 
 def release_block(manager: Manager, block: Block, reason: str) -> None:
-    """Cancel a block when the running calls of its pilots have ended."""
-    if block.leaving:
+    """Let the running calls of the block end, and then cancel its batch job."""
+    if block.release_reason:
         return
     blocks.mark_released(block, reason, manager.state.now)
     for id in tuple(block.pilots):
@@ -42,16 +42,16 @@ def release_block(manager: Manager, block: Block, reason: str) -> None:
 
 
 def send_blocks_to_factory(manager: Manager, client: Client) -> None:
-    """Send all open blocks and all cancellations to a new factory. Mark earlier factories as disconnected."""
+    """Send a new factory the blocks that have not ended, and the blocks to cancel. Earlier factories are ignored."""
     for other in manager.state.clients.values():
         if other.factory and other is not client:
             other.connected = False
     here = manager.state.blocks.values()
     known = (KnownBlock(block.id, block.source.source.name, block.phase, block.job, block.allowed) for block in here)
-    manager.tell(client, to_client.KnownBlocks(tuple(known)))
+    manager.send_to_client(client, to_client.KnownBlocks(tuple(known)))
     for block in here:
-        if block.leaving and not block.pilots:
-            manager.tell(client, to_client.CancelBlocks((block.id,), block.leaving))
+        if block.release_reason and not block.pilots:
+            manager.send_to_client(client, to_client.CancelBlocks((block.id,), block.release_reason))
 
 
 def _adopt_block(manager: Manager, source: SourceState, id: BlockId, allowed: AllowedNodes = ANYWHERE) -> Block:
@@ -63,46 +63,46 @@ def _adopt_block(manager: Manager, source: SourceState, id: BlockId, allowed: Al
     return block
 
 
-def pilot_joined(manager: Manager, pilot: Pilot, *, again: bool = False) -> None:
-    """Add a pilot to its block. `again`: True if the pilot was counted as lost and has returned."""
+def add_pilot_to_block(manager: Manager, pilot: Pilot, *, has_returned: bool = False) -> None:
+    """Add a pilot to its block. `has_returned`: True if the pilot was counted as lost and has reconnected."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None:
         return
-    if again:
+    if has_returned:
         block.pilots[pilot.id] = None
         blocks.mark_block_running(manager, block)
     else:
         if useless := blocks.attach_pilot(manager, block, pilot):
             release_block(manager, block, useless)
-        if block.brought == 1 and not block.probes:
-            manager.out.append(blocks.build_wait_record(block, pilot))
+        if block.joined_pilots == 1 and not block.probed_node:
+            manager.commands.append(blocks.build_wait_record(block, pilot))
     blocks.record_pilot_count(manager, block.source)
-    if block.leaving:
-        pilots.release_pilot(manager, pilot, block.leaving)
+    if block.release_reason:
+        pilots.release_pilot(manager, pilot, block.release_reason)
 
 
 def release_block_without_pilots(manager: Manager, id: str) -> None:
     block = manager.state.blocks.get(BlockId(id))
-    if block is None or block.emptied_at is None or block.leaving or block.phase is not BlockPhase.RUNNING:
+    if block is None or block.emptied_at is None or block.release_reason or block.phase is not BlockPhase.RUNNING:
         return
     gone_s = show_seconds(manager.state.now - block.emptied_at)
-    block.abandoned = True
+    block.is_abandoned = True
     job = "has suspended its job" if show_status.is_suspended(block.reason) else "still lists its job as running"
     release_block(manager, block, f"its pilots left {gone_s} ago, but the batch system {job}")
     manager.demand_changed = True
 
 
 def write_final_pilot_records(manager: Manager) -> None:
-    """Record the end of each remaining pilot and a pilot count of 0 for each source."""
+    """At the end of the session, record that each pilot has ended and that each source has no pilots."""
     for block in manager.state.blocks.values():
         blocks.finalize_loss_reasons(manager, block)
     for pilot in manager.state.pilots.values():
         blocks.record_departure(manager, pilot)
     for name in manager.state.sources:
-        manager.out.append(RecordPilots(name, 0))
+        manager.commands.append(RecordPilots(name, 0))
 
 
-_STOPPED = "its source is stopped"
+_SOURCE_IS_STOPPED = "its source is stopped"
 
 
 def record_block_update(manager: Manager, message: BlockUpdate) -> None:
@@ -111,32 +111,32 @@ def record_block_update(manager: Manager, message: BlockUpdate) -> None:
     if block is None:
         return
     if message.source not in ("", block.source.source.name):
-        state.refuse("update of a block of another source")
+        state.count_refusal("update of a block of another source")
         return
     blocks.update_block(manager, block, message)
     if message.holds > block.holds:
         _handle_hold(manager, block, message)
-    block.held_for, block.holds = message.cause, message.holds
-    if block.phase.over:
+    block.hold_cause, block.holds = message.cause, message.holds
+    if block.phase.is_over:
         _handle_ended_block(manager, block)
-    if block.loss is not None or block.phase.over:
+    if block.loss is not None or block.phase.is_over:
         blocks.finalize_loss_reasons(manager, block)
 
 
 def _handle_hold(manager: Manager, block: Block, message: BlockUpdate) -> None:
-    """Stop a source if the batch system held two of its jobs in a row for the same cause. Then release this block and
-    the waiting blocks.
+    """Stop using a source if the batch system held two of its jobs in a row for the same cause. In this case, release
+    the held block and the blocks that have not started.
     """
     source = block.source
     if not blocks.record_hold(block, message):
         return
-    for other in [source.blocks[id] for id in source.coming]:
-        if not other.phase.over:
-            release_block(manager, other, _STOPPED)
+    for other in [source.blocks[id] for id in source.coming_blocks]:
+        if not other.phase.is_over:
+            release_block(manager, other, _SOURCE_IS_STOPPED)
     if message.phase is BlockPhase.RUNNING:
-        release_block(manager, block, _STOPPED)
-    elif not block.leaving and not message.phase.over:  # the hold has ended the pilots of the block
-        blocks.mark_released(block, _STOPPED, manager.state.now)
+        release_block(manager, block, _SOURCE_IS_STOPPED)
+    elif not block.release_reason and not message.phase.is_over:  # the hold has ended the pilots of the block
+        blocks.mark_released(block, _SOURCE_IS_STOPPED, manager.state.now)
         blocks.cancel_block(manager, block)
     manager.demand_changed = True
 
@@ -147,17 +147,17 @@ def _adopt_unknown_block(manager: Manager, message: BlockUpdate) -> Block | None
     if message.source and number.isascii() and number.isdigit():
         state.next_block = max(state.next_block, int(number) + 1)
     if not message.source:
-        state.refuse("update of an unknown or ended block")
-    if not message.source or message.phase.over or state.ending:
+        state.count_refusal("update of an unknown or ended block")
+    if not message.source or message.phase.is_over or state.end_reason:
         return None
     source = state.sources.get(message.source)
     if source is None or id in state.past_blocks:
-        factory = blocks.factory_of(state)
+        factory = blocks.find_connected_factory(state)
         if factory is not None:
             why = "the block was over, or its site is no longer in the session"
-            manager.tell(factory, to_client.CancelBlocks((id,), why))
+            manager.send_to_client(factory, to_client.CancelBlocks((id,), why))
         return None
-    state.notice(JOURNAL_LOST)
+    state.add_notice(JOURNAL_LOST)
     block = _adopt_block(manager, source, id)
     block.notes[:1] = [(state.now, f"found in the batch system of source {message.source}")]
     manager.demand_changed = True
@@ -177,6 +177,6 @@ def _handle_ended_block(manager: Manager, block: Block) -> None:
 def record_source_trouble(manager: Manager, message: SourceTrouble) -> None:
     source = manager.state.sources.get(message.source)
     if source is None:
-        manager.state.refuse("error report of an unknown source")
+        manager.state.count_refusal("error report of an unknown source")
         return
     source.trouble = message.text

@@ -1,12 +1,12 @@
 """Handle clients that join, submit, acknowledge results and leave; forward pieces of results; end the session.
 
-The session keeps the results and definitions of a disconnected program for a day.
+If a program disconnects, the session keeps its results and definitions for a day.
 
-If an event makes the core raise an exception, the server writes an `EventRefused` to the journal instead of the event,
-and restarts the manager.
+If an event makes the core raise an exception, the manager restarts. In its journal the server replaces the event by an
+`EventRefused`, so that the restarted core does not fail again.
 
-Pieces of results (`stoker.stream`) are not in the journal, so they affect no decision and never enter `Core.handle`.
-Pilots repeat pieces that are not acknowledged, so a client has every piece when a call ends.
+Pieces of results (`stoker.stream`) are forwarded without `Core.handle` and are not in the journal, so no decision may
+depend on them. Pilots repeat unacknowledged pieces, so a client has every piece when its call ends.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from stoker.contexts.recipe import NO_LIMITS, ObjectRef, Recipe
 from stoker.manager.core import block_orders, dispatch, ending, events, holding, libraries, outlook, pilots, registry
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Client, Library, PilotState
-from stoker.manager.core.seams import refusal
-from stoker.manager.core.state import State, StreamFacts, forget_oldest
+from stoker.manager.core.seams import describe_refused_options
+from stoker.manager.core.state import State, StreamProgress, forget_oldest
 from stoker.protocol import bounds, to_client
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
 from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, PilotId
@@ -29,7 +29,7 @@ from stoker.protocol.to_manager import CallYielded, Cancel, ClientHello, PiecesT
 from stoker.protocol.to_pilot import AckPieces, Exit
 from stoker.units import show_bytes, show_seconds
 
-MOST_CLIENTS = 1 << 20  # Call ids contain the client's number in their high bits, and must fit in 63 bits
+MAX_CLIENTS = 1 << 20  # The high bits of a call id are the number of its client, and the id must fit in 63 bits
 
 
 def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
@@ -38,10 +38,10 @@ def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client |
         client = state.clients[id] = Client(id, number=-1, observer=True, factory=message.factory)
         return client
     number = state.next_client if message.number < 0 else message.number
-    if number in state.clients_by_number or number > MOST_CLIENTS:
-        state.refuse("client with the number of another client")
+    if number in state.clients_by_number or number > MAX_CLIENTS:
+        state.count_refusal("client with the number of another client")
         wrong = f"another client has the number {number} of its calls, because the journal lost its last records"
-        manager.out.append(events.ToClient(id, to_client.ClientRefused(wrong)))
+        manager.commands.append(events.ToClient(id, to_client.ClientRefused(wrong)))
         return None
     client = state.clients[id] = state.clients_by_number[number] = Client(id, number=number, observer=False)
     state.next_client = max(state.next_client, number + 1)
@@ -54,13 +54,13 @@ def reconcile_received_results(manager: Manager, client: Client, received: int, 
     if is_new:
         client.first_unacked = received
         return received > 0
-    if known is not None and received > known:  # renumber later results, which the client has not received
+    if known is not None and received > known:  # the client has not received the later results, so number them again
         for _ in range(min(known - client.first_unacked, len(client.unacked))):
             client.unacked.popleft()
         client.first_unacked = received
         return True
     if received > client.first_unacked + len(client.unacked):
-        manager.state.refuse("client acknowledged more results than were sent")
+        manager.state.count_refusal("client acknowledged more results than were sent")
     else:
         drop_acknowledged_results(client, received)
     return False
@@ -77,7 +77,7 @@ def drop_acknowledged_results(client: Client, total: int) -> None:
     client.first_unacked += max(0, count)
 
 
-def mark_connected(manager: Manager, client: Client) -> None:
+def mark_client_connected(manager: Manager, client: Client) -> None:
     was_gone, client.connected, client.gone = client.gone, True, False
     for context in registry.recompute_client_limits(manager, client) if was_gone else ():
         dispatch.apply_limits(manager, context)
@@ -96,7 +96,7 @@ def needs_resubmission(state: State, client: Client, message: Submit) -> bool:
         return False
     if not client.inbox.lost_handled_frames and client.unnamed is None:
         return False
-    state.refuse("calls whose context or function definition was lost with a part of the journal")
+    state.count_refusal("calls whose context or function definition was lost with a part of the journal")
     return True
 
 
@@ -112,38 +112,38 @@ def build_call_options(message: Submit, *, now: float) -> CallOptions:
 def find_submit_failure(
     manager: Manager, client: Client, message: Submit, options: CallOptions, *, is_known: bool
 ) -> Failure | None:
-    """Return why submitted calls are refused, or None. `is_known`: True if the group of the calls exists."""
+    """Return why submitted calls are refused, or None. `is_known`: True if earlier calls had equal options."""
     state = manager.state
     context = state.contexts.get(message.recipe)
     ids = [spec.call for spec in message.calls]
     if client.observer:
         wrong = "an observer cannot submit calls"
-    elif state.ending:
-        wrong = f"the session is ending: {state.ending}"
+    elif state.end_reason:
+        wrong = f"the session is ending: {state.end_reason}"
     elif context is None:
         wrong = f"context {message.recipe} was not defined"
     elif message.function not in state.functions:
         wrong = f"function {message.function} was not defined"
     elif ids and not min(ids) >> CLIENT_SHIFT == max(ids) >> CLIENT_SHIFT == client.number:
         wrong = f"calls of client {client.number} carry another client's number"
-    elif is_known:  # the options were checked with the first calls of the group
+    elif is_known:  # the manager has checked the options with the first calls of this group
         wrong = bounds.describe_invalid_calls(message.calls)
     else:
         wrong = bounds.describe_invalid_message(message)
     if wrong:
-        state.refuse("submit with an unknown context or function, or with invalid calls")
+        state.count_refusal("submit with an unknown context or function, or with invalid calls")
         return Failure(FailureKind.CANCELLED, wrong)
     limits = context.reported_limits.get(client.id, NO_LIMITS) if context is not None else NO_LIMITS
     if is_known and limits == NO_LIMITS:
         return None
-    if unhonoured := refusal(options, manager.policies.honours, limits=limits):
-        state.refuse("option that the policy does not support")
+    if unhonoured := describe_refused_options(options, manager.policies.honours, limits=limits):
+        state.count_refusal("option that the policy does not support")
         return Failure(FailureKind.DROPPED, unhonoured)
     return None
 
 
 def remove_ended_calls(client: Client, message: Submit) -> Submit:
-    """Return the message without the resubmitted calls whose results are already on the way to the client."""
+    """Return the message without the resubmitted calls that have already ended and whose results were sent."""
     if client.unnamed is None:
         return message
     client.unnamed.difference_update([spec.call for spec in message.calls])
@@ -153,7 +153,7 @@ def remove_ended_calls(client: Client, message: Submit) -> Submit:
 
 def fail_unaccepted_calls(manager: Manager, client: Client, ids: Iterable[CallId], failure: Failure) -> None:
     ends = [CallEnd(id, False, b"", 0.0, failure) for id in ids if id not in manager.state.calls]
-    manager.results_of(client).extend(ends)
+    manager.pending_results_of(client).extend(ends)
 
 
 def cancel_calls(manager: Manager, client: Client, message: Cancel) -> None:
@@ -164,10 +164,10 @@ def cancel_calls(manager: Manager, client: Client, message: Cancel) -> None:
 
 
 # ---- leaving
-KEPT_S = 86_400.0  # Seconds that a session of `stoker up` keeps the results of a disconnected program
-MOST_KEPT_BYTES = 64_000_000  # Maximum bytes of a disconnected program's kept results; results in files are not counted
-SETTLE_S = 60.0  # Seconds until the size of the kept results is checked. Cancelled calls have ended by then
-KEPT_BANNED = 1000
+KEEP_RESULTS_S = 86_400.0  # Seconds that a session of `stoker up` keeps the results of a program that has disconnected
+MAX_KEPT_BYTES = 64_000_000  # Maximum size of the kept results of a disconnected program, without results in files
+SIZE_CHECK_AFTER_S = 60.0  # Seconds after a program has disconnected until the size of its results is checked
+KEPT_BANS = 1000
 
 
 def handle_gone_client(manager: Manager, id: ClientId) -> None:
@@ -185,15 +185,15 @@ def handle_gone_client(manager: Manager, id: ClientId) -> None:
     outlook.recount_unsent_calls(state, client)
     for context in registry.recompute_client_limits(manager, client):
         dispatch.apply_limits(manager, context)
-    if state.kept:
-        manager.set_timer(f"gone/{id}", state.now + SETTLE_S)
+    if state.outlives_clients:
+        manager.set_timer(f"gone/{id}", state.now + SIZE_CHECK_AFTER_S)
     for call in [call for call in state.calls.values() if call.group.client is client]:
         ending.cancel_call(manager, call, reason="its client is gone", running=True)
-    if not state.kept and all(other.gone or other.observer for other in state.clients.values()):
+    if not state.outlives_clients and all(other.gone or other.observer for other in state.clients.values()):
         end_session(manager, "its client is gone")
 
 
-def forget_gone_client(manager: Manager, id: str) -> None:
+def forget_absent_client(manager: Manager, id: str) -> None:
     """Drop the results of an absent client if they are too large. After a day, remove the client."""
     state = manager.state
     client = state.clients.get(ClientId(id))
@@ -204,33 +204,35 @@ def forget_gone_client(manager: Manager, id: str) -> None:
         return
     size = sum(len(end.payload) for end in client.unacked if isinstance(end.payload, bytes))
     away_s = state.now - client.gone_at
-    is_over = away_s >= KEPT_S
-    if client.unacked and (is_over or size > MOST_KEPT_BYTES):
+    is_over = away_s >= KEEP_RESULTS_S
+    if client.unacked and (is_over or size > MAX_KEPT_BYTES):
         why = f"after {show_seconds(away_s)}" if is_over else f"because they were {show_bytes(size)}"
         _drop_results(manager, client, why)
     if is_over:
-        if client.id not in state.banned:
+        if client.id not in state.ban_reasons:
             why = "this program was disconnected for too long, and the session has removed it; start the program again"
-            ban(state, client.id, why)
+            ban_peer(state, client.id, why)
         registry.forget_client(state, client)
         ending.record_runs(manager)
         _forget_unused_records(manager, id)
     else:
-        manager.set_timer(f"gone/{id}", client.gone_at + KEPT_S)
+        manager.set_timer(f"gone/{id}", client.gone_at + KEEP_RESULTS_S)
 
 
-def ban(state: State, name: str, why: str) -> None:
-    state.banned[name] = why
-    forget_oldest(state.banned, most=KEPT_BANNED)
+def ban_peer(state: State, name: str, why: str) -> None:
+    state.ban_reasons[name] = why
+    forget_oldest(state.ban_reasons, max_records=KEPT_BANS)
 
 
 def _drop_results(manager: Manager, client: Client, why: str) -> None:
     for end in client.unacked:
         if isinstance(end.payload, ObjectRef):
-            manager.out.append(events.DiscardObject(end.payload.source))
+            manager.commands.append(events.DiscardObject(end.payload.source))
     count = len(client.unacked)
-    manager.state.notice(f"{count} results of a program that did not reconnect were dropped {why}")
-    ban(manager.state, client.id, f"this program was disconnected for too long: its {count} results were dropped {why}")
+    manager.state.add_notice(f"{count} results of a program that did not reconnect were dropped {why}")
+    ban_peer(
+        manager.state, client.id, f"this program was disconnected for too long: its {count} results were dropped {why}"
+    )
     client.first_unacked += count
     client.unacked.clear()
 
@@ -238,41 +240,41 @@ def _drop_results(manager: Manager, client: Client, why: str) -> None:
 def _forget_unused_records(manager: Manager, id: str) -> None:
     state = manager.state
     for pilot in state.gone_pilots.values():
-        if state.now - pilot.lost_at >= KEPT_S:
-            pilot.kept = None
+        if state.now - pilot.lost_at >= KEEP_RESULTS_S:
+            pilot.restorable_libraries = None
     libraries.forget_failures_on_gone_pilots(state)
     if registry.forget_unused_definitions(manager):
-        manager.set_timer(f"gone/{id}", state.now + KEPT_S)
+        manager.set_timer(f"gone/{id}", state.now + KEEP_RESULTS_S)
 
 
 # ---- the end of the session
 def end_session(manager: Manager, reason: str) -> None:
     state = manager.state
-    if state.ending:
+    if state.end_reason:
         return
-    state.ending = reason
+    state.end_reason = reason
     failure = Failure(FailureKind.CANCELLED, f"the session ended before the call did: {reason}")
     for call in list(state.calls.values()):
         if call.state is CallState.HELD:
-            holding.withdraw(manager, call, running=True)
+            holding.withdraw_call(manager, call, stops_running=True)
         ending.fail_call(manager, call, failure)
     ending.send_results(manager)
-    manager.sends.clear()
-    manager.drops.clear()
+    manager.calls_to_send.clear()
+    manager.calls_to_drop.clear()
     for pilot in state.pilots.values():
-        manager.say(pilot, Exit(reason))
+        manager.send_to_pilot(pilot, Exit(reason))
     ending.record_runs(manager)
     block_orders.write_final_pilot_records(manager)
     for client in state.clients.values():
         if client.connected:
-            manager.tell(client, to_client.SessionOver(reason))
-    manager.out.append(events.EndManager(reason))
+            manager.send_to_client(client, to_client.SessionOver(reason))
+    manager.commands.append(events.EndManager(reason))
 
 
 # ---- lost records of the journal
 def mark_journal_records_lost(state: State) -> None:
-    """Accept all frames of clients and pilots until their next hello, because the journal has lost records."""
-    state.refuse("damaged records of the journal")
+    """Accept frames with any number until the next hello of their sender, because the journal has lost records."""
+    state.count_refusal("damaged records of the journal")
     inboxes = [client.inbox for client in state.clients.values()]
     inboxes += [pilot.inbox for pilot in (*state.pilots.values(), *state.gone_pilots.values())]
     for inbox in inboxes:
@@ -280,25 +282,25 @@ def mark_journal_records_lost(state: State) -> None:
 
 
 def deliver_kept_results(manager: Manager, client: Client, specs: list[CallSpec]) -> list[CallSpec]:
-    """Send the client the kept results of those calls that have already ended. Return the other calls."""
+    """Send a client the kept results of its calls that have already ended. Return the other calls."""
     state, rest = manager.state, []
     for spec in specs:
-        end = state.kept_ends.pop(spec.call, None)
+        end = state.results_of_old_journal.pop(spec.call, None)
         if end is None or spec.call in state.calls:
             rest.append(spec)
             continue
         client.last_call = max(client.last_call, spec.call)
         state.done += 1
-        manager.results_of(client).append(end)
+        manager.pending_results_of(client).append(end)
     return rest
 
 
 # ---- refused events
-ROUND_PAUSE_S = 60.0  # Seconds until the next round of a policy whose last round raised an exception
-MOST_OF_ONE = 3  # A client is banned after this number of refused events
+ROUND_PAUSE_S = 60.0  # If a round of a policy raised an exception, its next round starts after this many seconds
+MAX_REFUSED_EVENTS_OF_CLIENT = 3  # A client is banned when this number of its messages has made the core raise
 
 
-def refusal_of(event: events.Event, reason: str) -> events.EventRefused:
+def build_refused_event(event: events.Event, reason: str) -> events.EventRefused:
     match event:
         case events.FromClient(client=client, sequence=sequence, messages=messages):
             calls = [spec.call for message in messages if isinstance(message, Submit) for spec in message.calls]
@@ -316,11 +318,11 @@ def refusal_of(event: events.Event, reason: str) -> events.EventRefused:
 
 
 def handle_refused_event(manager: Manager, event: events.EventRefused) -> None:
-    """Fail the calls of a refused event, treat the pilot that sent the event as lost, or ban the sender."""
+    """Handle an event that made the core raise an exception: fail its calls, or ban its sender and remove the pilot."""
     state = manager.state
-    state.failed_at.append(state.now)
+    state.core_failure_times.append(state.now)
     whose = f"the timer {event.name}" if event.role == "timer" else f"a message of {event.role} {event.name}"
-    state.notice(f"the manager failed on {whose}, was started again and refused it: {event.reason}")
+    state.add_notice(f"the manager failed on {whose}, was started again and refused it: {event.reason}")
     match event.role:
         case "client":
             _refuse_event_of_client(manager, event)
@@ -340,7 +342,7 @@ def _refuse_event_of_client(manager: Manager, event: events.EventRefused) -> Non
         _ban_event_peer(manager, event)
         return
     client.refusals += 1
-    if client.refusals >= MOST_OF_ONE:
+    if client.refusals >= MAX_REFUSED_EVENTS_OF_CLIENT:
         _ban_event_peer(manager, event)
     client.inbox.skip_to(event.sequence)
     client.last_call = max([client.last_call, *event.calls])
@@ -349,7 +351,7 @@ def _refuse_event_of_client(manager: Manager, event: events.EventRefused) -> Non
 
 
 def _ban_event_peer(manager: Manager, event: events.EventRefused) -> None:
-    ban(manager.state, event.name, f"the manager failed on a message of this peer: {event.reason}")
+    ban_peer(manager.state, event.name, f"the manager failed on a message of this peer: {event.reason}")
 
 
 # ---- pieces of results
@@ -369,7 +371,7 @@ def forward_result_pieces(
     out: list[events.Command] = []
     if isinstance(event, events.FromPilot):
         pilot = state.pilots.get(event.pilot)
-        if pilot is None or pilot.state not in _CONNECTED or pilot.hellos_asked:
+        if pilot is None or pilot.state not in _CONNECTED or pilot.hello_requests:
             return out
         for said in event.messages:
             if type(said) is CallYielded and not bounds.describe_invalid_message(said):
@@ -391,7 +393,7 @@ def _forward_pieces(
         return
     facts = state.streams.get(call.id)
     if facts is None or facts.run != said.run:
-        facts = state.streams[call.id] = StreamFacts(said.run)
+        facts = state.streams[call.id] = StreamProgress(said.run)
     facts.sent = max(facts.sent, said.first + len(said.items))
     if said.waits and facts.sent > facts.taken and facts.waits_since is None:
         facts.waits_since = now

@@ -1,13 +1,13 @@
-"""Handle deadlines and forecasts of calls, and choose calls and loads that fit into the remaining walltime of a pilot.
+"""Handle deadlines and forecasts of calls, and find out whether a pilot has enough walltime left for a call or a load.
 
-*Deadlines* are used if the policy sets `Dispatch.by_deadline`. A call is *lost* if even an immediate start with the
-shortest run time of its function would miss the deadline. A lost call with `late="drop"` is dropped. Other lost calls
-wait until the calls that can meet their deadlines have started.
+*Deadlines* are used if the policy sets `Dispatch.by_deadline`. A call *cannot meet* its deadline if it would end too
+late even if it started now and took the shortest run time of its function. With `late="drop"` the manager then drops
+the call. Otherwise the call waits until the calls that can meet their deadlines have started.
 
-*Walltime*: only this module compares run times with the remaining time of a pilot. A call that is expected to outlast a
-pilot is sent there only if no pilot has more time. A call that was cut off needs a pilot with more time left than the
-call had, or with about the longest walltime. After two cut loads of a context, the longer load counts as its load time
-until a load succeeds.
+*Walltime*: only this module compares run times with the remaining time of a pilot. A call that probably takes longer
+than a pilot remains is sent to this pilot only if no pilot remains longer. A call that was cut off needs a pilot with
+more time left than the call had, or with about the longest walltime. After two loads of a context were cut off, the
+longer one counts as its load time until a load succeeds.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ import math
 from stoker.manager.core import blame, ending
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
-from stoker.manager.core.per_context import run_s_on
+from stoker.manager.core.per_context import expected_seconds_on_kind
 from stoker.manager.core.seams import Forecast, PolicyError, View
-from stoker.manager.core.state import Cut, Trial
+from stoker.manager.core.state import CallSetbacks, WalltimeCut
 from stoker.protocol.blocks import Source
 from stoker.protocol.calls import CallForecast, Failure, FailureKind
 from stoker.protocol.to_client import Forecasts
 from stoker.units import forecast_tolerance_s, show_seconds
 
-KNOWN_RUNS = 3  # Runs after which a function's shortest run time is used, because the first runs may be slow
-_TIMER_MARGIN_S = 0.001  # Seconds added to a timer, so that a timer that fires early is not set again immediately
+RUNS_UNTIL_SHORTEST_IS_USED = 3  # The first runs of a function may be slow, so its shortest run time is unknown before
+_TIMER_MARGIN_S = 0.001  # Seconds added to a timer. Without them, a timer that fires early would be set again at once
 
 
 def filter_calls_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
     """Drop new calls that can no longer meet their deadlines, or mark them as late. Return the calls that remain."""
     kept = []
     for call in fresh:
-        if _is_lost(manager.state.now, call):
+        if _cannot_meet_deadline(manager.state.now, call):
             if call.group.options.objective.drop_late:
-                call.group.context.queue.extend([call])  # a waiting call must be in its queue until it ends
-                _drop(manager, call)
+                call.group.context.queue.extend([call])  # `_drop_late_call` ends a call that is in its queue
+                _drop_late_call(manager, call)
                 continue
-            _tell_late(manager, call)
+            _mark_call_late(manager, call)
         kept.append(call)
     return kept
 
 
 def schedule_deadline_check(manager: Manager, context: Context) -> None:
-    at = min((_latest_start_time(call) for call in context.queue.nearest()), default=None)
+    at = min((_latest_start_time(call) for call in context.queue.calls_with_nearest_deadlines()), default=None)
     key = f"deadline/{context.recipe.key}"
     if at is not None and at < manager.state.timers.get(key, at + 1.0):
         manager.set_timer(key, max(at, manager.state.now) + _TIMER_MARGIN_S)
@@ -59,23 +59,23 @@ def check_queue_deadlines(manager: Manager, key: str) -> None:
 
 def drop_late_calls(manager: Manager, context: Context) -> None:
     queue = context.queue
-    while queue.timed:
-        lost = [call for call in queue.nearest() if _is_lost(manager.state.now, call)]
+    while queue.deadline_count:
+        lost = [call for call in queue.calls_with_nearest_deadlines() if _cannot_meet_deadline(manager.state.now, call)]
         if not lost:
             return
         for call in lost:
             if call.group.options.objective.drop_late:
-                _drop(manager, call)
+                _drop_late_call(manager, call)
             else:
                 context.queue.demote(call)
-                _tell_late(manager, call)
+                _mark_call_late(manager, call)
 
 
-def _is_lost(now: float, call: Call) -> bool:
+def _cannot_meet_deadline(now: float, call: Call) -> bool:
     return not call.late and now > _latest_start_time(call)
 
 
-def _drop(manager: Manager, call: Call) -> None:
+def _drop_late_call(manager: Manager, call: Call) -> None:
     left_s, least_s = call.group.options.objective.deadline_at - manager.state.now, call.group.cost.least_s
     why = f"dropped: {show_seconds(-left_s)} past its deadline"
     if left_s > 0:
@@ -86,10 +86,12 @@ def _drop(manager: Manager, call: Call) -> None:
 
 def _latest_start_time(call: Call) -> float:
     cost = call.group.cost
-    return call.group.options.objective.deadline_at - (cost.least_s if cost.runs >= KNOWN_RUNS else 0.0)
+    return call.group.options.objective.deadline_at - (
+        cost.least_s if cost.runs >= RUNS_UNTIL_SHORTEST_IS_USED else 0.0
+    )
 
 
-def _tell_late(manager: Manager, call: Call) -> None:
+def _mark_call_late(manager: Manager, call: Call) -> None:
     state = manager.state
     call.late = True
     call.note(state.now, "can no longer meet its deadline; calls that can meet theirs run first")
@@ -109,7 +111,8 @@ def apply_forecast_action(manager: Manager, action: Forecast) -> None:
     if call is None:
         raise PolicyError(f"there is no call {action.call}")
     context = call.group.context
-    of_others = context.recipe.loader and context.run_s  # functions without a loader share one context
+    # functions without a loader share one context, so its run time says nothing about this function
+    of_others = context.recipe.loader and context.run_s
     if not (context.paces.measured or call.group.cost.run_s or of_others):
         return
     due_at = call.group.options.objective.deadline_at
@@ -119,7 +122,7 @@ def apply_forecast_action(manager: Manager, action: Forecast) -> None:
 
 
 def is_in_time(ends_at: float, *, due_at: float, now: float) -> bool:
-    """Return True if a call meets its deadline, within the forecast tolerance. `due_at`: 0 = no deadline."""
+    """Return True if a call meets its deadline, within the tolerance of forecasts. `due_at`: 0 = no deadline."""
     return not due_at or ends_at - due_at < forecast_tolerance_s(ends_at - now)
 
 
@@ -133,19 +136,20 @@ def send_forecasts(manager: Manager) -> None:
     fresh, manager.forecasts = manager.forecasts, {}
     for client, said in fresh.items():
         if client.connected:
-            manager.tell(client, Forecasts(said, manager.state.now))
+            manager.send_to_client(client, Forecasts(said, manager.state.now))
 
 
-LEAST_DRAIN_MARGIN_S = 20.0  # A pilot with short calls stops taking calls this many seconds before its walltime ends
-MOST_OF_IT = 0.25  # Maximum share of the walltime that the drain margin may use, so that short jobs still run calls
-CAUTION = 1.5  # Safety factor on the expected run time of a call
+MIN_DRAIN_MARGIN_S = 20.0  # A pilot stops taking calls at least this many seconds before its walltime ends
+# Maximum share of the walltime in which a pilot takes no calls, so that short jobs run calls
+MAX_DRAIN_MARGIN_SHARE = 0.25
+RUN_TIME_SAFETY_FACTOR = 1.5  # Factor by which a call may take longer than expected
 _GRACE_S = 2.0
-_LOAD_CAUTION = 1.2
-_CUT_LOADS = 2
-SLACK_S = 60.0  # A pilot lost in its last 60 s (at most a quarter of its walltime) counts as ended by its walltime
-_SLACK_SHARE = 0.25
-_FRESH_SHARE = 0.9  # A pilot counts as new while this share of its own walltime, or of the longest walltime, is left
-_WHOLE_CUT_SHARE = 0.6  # A walltime cut counts against a call that ran for at least this share of its pilot's walltime
+_LOAD_TIME_SAFETY_FACTOR = 1.2
+_MIN_CUT_LOADS = 2
+NEAR_WALLTIME_END_S = 60.0  # If a pilot is lost this many seconds before its walltime ends, the walltime is the reason
+_NEAR_WALLTIME_END_SHARE = 0.25
+_NEW_PILOT_SHARE = 0.9  # A pilot counts as new while this share of the walltime is left
+_COUNTED_CUT_SHARE = 0.6  # A walltime cut counts against a call that ran for at least this share of the walltime
 
 
 def walltime_left_s(pilot: Pilot, now: float) -> float:
@@ -155,7 +159,7 @@ def walltime_left_s(pilot: Pilot, now: float) -> float:
 def expected_run_s(library: Library, call: Call) -> float:
     """Return the expected run time of a call in seconds, from its function or else its context; 0 = unknown."""
     cost, context = call.group.cost, library.context
-    return run_s_on(context.speeds, cost if cost.run_s else context, library.kind)
+    return expected_seconds_on_kind(context.speeds, cost if cost.run_s else context, library.kind)
 
 
 def has_time_for_call(view: View, library: Library, call: Call) -> bool:
@@ -166,37 +170,45 @@ def has_time_for_call(view: View, library: Library, call: Call) -> bool:
 def has_time_for_run(view: View, pilot: Pilot, run_s: float) -> bool:
     if not pilot.ends_at:
         return True
-    needs_s = CAUTION * run_s + _GRACE_S
+    needs_s = RUN_TIME_SAFETY_FACTOR * run_s + _GRACE_S
     left = pilot.ends_at - view.now
-    return left >= needs_s or (needs_s > pilot.lasts_s and left > _FRESH_SHARE * pilot.lasts_s)
+    return left >= needs_s or (
+        needs_s > pilot.longest_walltime_left_s and left > _NEW_PILOT_SHARE * pilot.longest_walltime_left_s
+    )
 
 
-def has_time_for_retry(view: View, library: Library, call: Call, trial: Trial) -> bool:
-    """Return True if the library's pilot has enough walltime left for a call that was cut off before."""
+def has_time_for_retry(view: View, library: Library, call: Call, setbacks: CallSetbacks) -> bool:
+    """Return True if the pilot of a library has enough walltime left for a call that was cut off before."""
     pilot = library.pilot
-    if not has_time_for_run(view, pilot, max(expected_run_s(library, call), trial.longest_s)):
+    if not has_time_for_run(view, pilot, max(expected_run_s(library, call), setbacks.longest_cut_run_s)):
         return False
-    if not trial.cuts or not pilot.ends_at:
+    if not setbacks.cuts or not pilot.ends_at:
         return True
     left = pilot.ends_at - view.now
     walltimes_s = [source.source.walltime_s for source in view.sources.values()]
-    walltimes_s += [each.lasts_s for each in view.pilots.values()]
-    return left > CAUTION * trial.longest_s or left > _FRESH_SHARE * max(walltimes_s)
+    walltimes_s += [each.longest_walltime_left_s for each in view.pilots.values()]
+    return left > RUN_TIME_SAFETY_FACTOR * setbacks.longest_cut_run_s or left > _NEW_PILOT_SHARE * max(walltimes_s)
 
 
-def build_walltime_cut(view: View, library: Library, call: Call) -> Cut:
+def build_walltime_cut(view: View, library: Library, call: Call) -> WalltimeCut:
     pilot = library.pilot
     source = view.sources.get(pilot.source)
-    walltime_s = source.source.walltime_s if source is not None and source.source.walltime_s else pilot.lasts_s
-    ran_s = min(view.now - max(call.sent_at, library.ready_at), pilot.lasts_s or math.inf)
-    log = blame.log_of(pilot, library.id)
-    return Cut(ran_s, walltime_s, ran_s >= _WHOLE_CUT_SHARE * pilot.lasts_s, pilot.id, library.id, log)
+    walltime_s = (
+        source.source.walltime_s if source is not None and source.source.walltime_s else pilot.longest_walltime_left_s
+    )
+    ran_s = min(view.now - max(call.sent_at, library.ready_at), pilot.longest_walltime_left_s or math.inf)
+    log = blame.library_log_path(pilot, library.id)
+    return WalltimeCut(
+        ran_s, walltime_s, ran_s >= _COUNTED_CUT_SHARE * pilot.longest_walltime_left_s, pilot.id, library.id, log
+    )
 
 
 def has_time_for_load(view: View, context: Context, device: Device) -> bool:
     pilot = device.pilot
     left = pilot.ends_at - view.now
-    return not pilot.ends_at or _can_load_before_drain(context, device.facts.kind, left_s=left, lasts_s=pilot.lasts_s)
+    return not pilot.ends_at or _can_load_before_drain(
+        context, device.facts.kind, left_s=left, lasts_s=pilot.longest_walltime_left_s
+    )
 
 
 def has_source_time_for_load(context: Context, source: Source) -> bool:
@@ -207,27 +219,31 @@ def has_source_time_for_load(context: Context, source: Source) -> bool:
 def _can_load_before_drain(context: Context, kind: str, *, left_s: float, lasts_s: float) -> bool:
     advice = context.advice.get(kind)
     load_s = advice.load_s if advice is not None and advice.load_s else context.load_s
-    needed_s = _LOAD_CAUTION * (load_s or (context.cut_after_s if context.cut_loads >= _CUT_LOADS else 0.0))
+    needed_s = _LOAD_TIME_SAFETY_FACTOR * (
+        load_s or (context.longest_cut_load_s if context.loads_cut_by_walltime >= _MIN_CUT_LOADS else 0.0)
+    )
     if not needed_s:
         return True
-    run_s = run_s_on(context.speeds, context, kind)
+    run_s = expected_seconds_on_kind(context.speeds, context, kind)
     return needed_s < left_s - drain_margin_s(lasts_s, run_s=run_s) and needed_s + run_s < left_s
 
 
 def drain_margin_s(lasts_s: float, *, run_s: float) -> float:
     """Return how many seconds before the end of its walltime a pilot stops taking calls."""
-    return min(max(LEAST_DRAIN_MARGIN_S, CAUTION * run_s + _GRACE_S), MOST_OF_IT * lasts_s)
+    return min(max(MIN_DRAIN_MARGIN_S, RUN_TIME_SAFETY_FACTOR * run_s + _GRACE_S), MAX_DRAIN_MARGIN_SHARE * lasts_s)
 
 
 def earliest_drain_time(pilot: Pilot, now: float) -> float:
-    return max(now, pilot.ends_at - MOST_OF_IT * pilot.lasts_s)
+    return max(now, pilot.ends_at - MAX_DRAIN_MARGIN_SHARE * pilot.longest_walltime_left_s)
 
 
 def seconds_until_drain(pilot: Pilot, now: float) -> float:
     here = ((library.context, library.kind) for library in pilot.libraries.values())
-    run_s = max((run_s_on(context.speeds, context, kind) for context, kind in here), default=0.0)
-    return walltime_left_s(pilot, now) - drain_margin_s(pilot.lasts_s, run_s=run_s)
+    run_s = max((expected_seconds_on_kind(context.speeds, context, kind) for context, kind in here), default=0.0)
+    return walltime_left_s(pilot, now) - drain_margin_s(pilot.longest_walltime_left_s, run_s=run_s)
 
 
 def is_near_walltime_end(pilot: Pilot, now: float) -> bool:
-    return walltime_left_s(pilot, now) <= min(SLACK_S, _SLACK_SHARE * pilot.lasts_s)
+    return walltime_left_s(pilot, now) <= min(
+        NEAR_WALLTIME_END_S, _NEAR_WALLTIME_END_SHARE * pilot.longest_walltime_left_s
+    )

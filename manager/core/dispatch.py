@@ -1,7 +1,7 @@
 """Move calls between queues and libraries when calls are submitted, ended or requeued.
 
-This module is performance-critical. A call that may have killed its library runs alone in a library. A call that may
-have killed its pilot runs alone on a pilot (`retries`).
+The functions in this module run for every call, so they must be fast. `retries` handles calls that may have killed
+their library or pilot.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from stoker.contexts.recipe import NO_LIMITS, ObjectRef
 from stoker.manager.core import actions, deadlines, ending, gangs, holding, libraries, pilots, queues, retries
 from stoker.manager.core.events import DiscardObject
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, CallState, Client, Context, Gang, Group, Library, LibraryState
-from stoker.manager.core.queues import LINGERS, STUCK_S, STUCK_TIMER
+from stoker.manager.core.nouns import Call, CallGroup, CallState, Client, Context, Gang, Library, LibraryState
+from stoker.manager.core.queues import LONG_RUN_FACTOR, STUCK_AFTER_S, STUCK_TIMER
 from stoker.manager.core.seams import PolicyError
 from stoker.protocol import pace, to_client
-from stoker.protocol.bounds import is_sound
+from stoker.protocol.bounds import is_valid_progress
 from stoker.protocol.calls import CallEnd, CallProgress, CallSpec
 from stoker.protocol.to_manager import CallEvicted, CallsEnded, CallsProgress, CallsReturned, OfferAccepted
 from stoker.protocol.to_pilot import EvictCall
 
-ASK_PAUSE_S = 0.05  # Minimum seconds between two residency decisions for a context without a library
+RESIDENCY_PAUSE_S = 0.05  # Minimum seconds between two decisions about a context without a library
 
 
 def send_queued_calls_to_library(manager: Manager, library: Library) -> None:
@@ -30,17 +30,19 @@ def send_queued_calls_to_library(manager: Manager, library: Library) -> None:
     dispatch, queue = manager.policies.dispatch, library.context.queue
     if not library.is_serving:
         return
-    # To save time, the index entry of a library is updated only once, after the library is filled. If the policy
-    # returns no calls for the library, the manager updates the entry and asks the policy again.
-    apart = queue.apart or (context.listed_by and any(other.queue.apart for other in context.listed_by.values()))
-    listed = library.stuck or not queue.count or queue.gangs or apart
+    # Updating the load index is slow, so update it once, after the library has its calls. A policy may return no calls
+    # because the entry of the library is old. Then update the entry and ask the policy again.
+    apart = queue.set_aside_calls or (
+        context.variant_of and any(other.queue.set_aside_calls for other in context.variant_of.values())
+    )
+    listed = library.is_stuck or not queue.count or queue.gang_count or apart
     if listed:
         queues.update_load_index(manager, library)
-    if queue.timed:
+    if queue.deadline_count:
         deadlines.drop_late_calls(manager, context)
     if apart and library.id in context.index.free:
-        retries.send_call_to_retry(manager, library)
-    has_room = library.suspect is None and library.pilot.reserved is None
+        retries.send_retried_call(manager, library)
+    has_room = library.call_that_runs_alone is None and library.pilot.reserved_for is None
     while has_room and queue.count:
         answer = dispatch.pull(state, library)
         if not listed and not (isinstance(answer, int) and answer > 0):
@@ -49,8 +51,8 @@ def send_queued_calls_to_library(manager: Manager, library: Library) -> None:
         if not isinstance(answer, int):
             actions.carry_out(manager, answer, seam="dispatch")
             break
-        head = queue.single()
-        if library.stuck:
+        head = queue.first_single_call()
+        if library.is_stuck:
             answer = min(answer, library.slots - library.load)
         if answer <= 0 or head is None or not _send_calls(manager, library, head, answer):
             break
@@ -58,35 +60,35 @@ def send_queued_calls_to_library(manager: Manager, library: Library) -> None:
     if not listed:
         queues.update_load_index(manager, library)
     queues.record_queue_shrinkage(manager, context)
-    if context.listed_by:
+    if context.variant_of:
         _pull_calls_of_other_contexts(manager, library)
-    if library.held or library.zombies or queue.single() is not None:
+    if library.held or library.withdrawn_calls or queue.first_single_call() is not None:
         return
     library.used_at = state.now
-    actions.carry_out(manager, dispatch.dry(state, library), seam="dispatch")
+    actions.carry_out(manager, dispatch.out_of_calls(state, library), seam="dispatch")
     if context.limits != NO_LIMITS:
         actions.carry_out(manager, manager.policies.residency.idle(state, library), seam="residency")
     for context in state.waiting_contexts.values():
-        if context.starved_since is not None and state.now - context.asked_at >= ASK_PAUSE_S:
-            manager.dirty[context] = None
+        if context.starved_since is not None and state.now - context.residency_ran_at >= RESIDENCY_PAUSE_S:
+            manager.contexts_to_decide[context] = None
 
 
 def _pull_calls_of_other_contexts(manager: Manager, library: Library) -> None:
-    waiting = any(other.queue.count for other in library.context.listed_by.values())
-    if waiting and library.pilot.reserved is None and queues.has_room(manager, library):
+    waiting = any(other.queue.count for other in library.context.variant_of.values())
+    if waiting and library.pilot.reserved_for is None and queues.has_room(manager, library):
         actions.carry_out(manager, manager.policies.dispatch.pull_others(manager.state, library), seam="dispatch")
 
 
 def _send_calls(manager: Manager, library: Library, head: Call, count: int) -> bool:
     group = head.group
-    if head.runs_alone:
+    if head.must_run_alone:
         if library.load:
             return False
         count = 1
-    taken = library.context.queue.take(group, count)
-    barred = [call for call in taken if call.runs_alone and call is not head]
-    if library.zombies:
-        barred += [call for call in taken if call.id in library.zombies and call not in barred]
+    taken = library.context.queue.take_calls(group, count)
+    barred = [call for call in taken if call.must_run_alone and call is not head]
+    if library.withdrawn_calls:
+        barred += [call for call in taken if call.id in library.withdrawn_calls and call not in barred]
     for call in barred:
         taken.remove(call)
         library.context.queue.put_back(call)
@@ -101,7 +103,7 @@ def apply_limits(manager: Manager, context: Context) -> None:
             if library.is_serving and not library.load:
                 actions.carry_out(manager, manager.policies.residency.idle(manager.state, library), seam="residency")
     if context.queue.count:
-        manager.dirty[context] = None
+        manager.contexts_to_decide[context] = None
 
 
 def serve_queue(manager: Manager, context: Context) -> None:
@@ -112,7 +114,7 @@ def serve_queue(manager: Manager, context: Context) -> None:
             return
         if queues.has_room(manager, library):
             send_queued_calls_to_library(manager, library)
-    for other in context.lists.values():
+    for other in context.variants.values():
         for library in dispatch.serve_order(manager.state, other):
             if not queue.count:
                 return
@@ -121,13 +123,13 @@ def serve_queue(manager: Manager, context: Context) -> None:
 
 
 # ---- placing
-def submit_calls(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
-    fresh = holding.accept(manager, group, specs)
+def submit_calls(manager: Manager, group: CallGroup, specs: list[CallSpec]) -> None:
+    fresh = holding.create_new_calls(manager, group, specs)
     if not fresh:
         return
     group.open_calls += len(fresh)
     group.client.last_call = max(group.client.last_call, fresh[-1].id)
-    for changes in manager.tracked:
+    for changes in manager.tracked_changes:
         changes.calls.update(call.id for call in fresh)
     context = group.context
     context.submitted_at = manager.state.now
@@ -149,24 +151,24 @@ def submit_calls(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
             serve_queue(manager, context)
         if queue.count:
             queues.record_queue_growth(manager, context)
-    if queue.timed:
+    if queue.deadline_count:
         deadlines.schedule_deadline_check(manager, context)
 
 
-def place_call(manager: Manager, call: Call, *, again: bool = False) -> None:
-    """Ask the policy which library runs a call. `again`: True if the call was sent to a library before."""
+def place_call(manager: Manager, call: Call, *, was_sent_before: bool = False) -> None:
+    """Let the policy choose the library for a call. `was_sent_before`: True if an earlier run of the call was sent."""
     context = call.group.context
     answer = manager.policies.dispatch.place(manager.state, call)
     if isinstance(answer, int):
         library = manager.state.libraries.get(answer)
-        if library is not None and holding.takes(manager, library, call) and call.group.options.gang[0] <= 1:
-            holding.give(manager, library, call)
+        if library is not None and holding.can_take_call(manager, library, call) and call.group.options.gang[0] <= 1:
+            holding.assign_call(manager, library, call)
             return
         manager.report_illegal_action(
             PolicyError(f"call {call.id} cannot be placed in library {answer}"), seam="dispatch"
         )
         answer = None
-    if again:
+    if was_sent_before:
         context.queue.put_back(call)
     else:
         context.queue.extend([call])
@@ -178,20 +180,20 @@ def place_call(manager: Manager, call: Call, *, again: bool = False) -> None:
 
 def _retry_call(manager: Manager, call: Call, *, why: str) -> None:
     holding.mark_call_waiting(manager, call, why=why)
-    if call.id in manager.state.trials:
+    if call.id in manager.state.setbacks:
         queues.put_call_back_in_queue(manager, call)
-        manager.returned[call.group.context] = None
+        manager.contexts_to_serve[call.group.context] = None
     else:
-        place_call(manager, call, again=True)
+        place_call(manager, call, was_sent_before=True)
 
 
 # ---- calls that ended
-def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None:
+def handle_ended_calls(manager: Manager, library: Library, message: CallsEnded) -> None:
     ends = message.ends
     open_calls = manager.state.calls
-    plain = not manager.watch and not manager.tracked
+    plain = not manager.watch and not manager.tracked_changes
     first = not library.context.runs
-    group: Group | None = None
+    group: CallGroup | None = None
     good: list[CallEnd] = []
     others, seconds, total = 0, 0.0, 0
     rest, place = iter(ends), 0
@@ -211,7 +213,7 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
         if call is None or call.holder is not library:
             total += _handle_unexpected_end(manager, library, call, outcome)
             continue
-        if retries.is_fault(outcome):
+        if retries.is_infrastructure_fault(outcome):
             retries.requeue_after_fault(manager, library, call, outcome)
             continue
         if call.group is not group:
@@ -222,7 +224,7 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
             group, good, others, seconds = call.group, [], 0, 0.0
         seconds += outcome.run_s
         if plain and outcome.ok:
-            holding.end_one(manager, call)
+            holding.mark_call_ended(manager, call)
             good.append(outcome)
             continue
         others += 1
@@ -231,23 +233,23 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
                 manager, library, group, good, others=others, seconds=seconds, failed=True
             )
             good, others, seconds = [], 0, 0.0
-        ending.end_call(manager, call, outcome)  # count watched calls like other calls, or a replay would differ
+        ending.end_call(manager, call, outcome)  # count watched calls like other calls; otherwise a replay would differ
     if group is not None:
         total += ending.count_runs_and_send_results(manager, library, group, good, others=others, seconds=seconds)
         if first and library.context.queue.count:
-            manager.dirty[library.context] = None
+            manager.contexts_to_decide[library.context] = None
     state, now = manager.state, manager.state.now
-    if state.reports or state.printed or state.forecasts or state.streams or state.trials:
+    if state.reports or state.printed_progress or state.forecasts or state.streams or state.setbacks:
         ended = [outcome.call for outcome in ends if outcome.call not in open_calls]
-        holding.drop_records(state, ended)
-        if state.trials:
+        holding.drop_call_records(state, ended)
+        if state.setbacks:
             for id in ended:
-                holding.remove_call_trial(manager, id)
-    library.stuck = False
+                holding.remove_setbacks(manager, id)
+    library.is_stuck = False
     library.ended_at = now
     for outcome in reversed(ends):
         if outcome.printed is not None:
-            library.printed_to = outcome.printed.end
+            library.log_position = outcome.printed.end
             break
     library.served += total
     library.context.served += total
@@ -267,10 +269,10 @@ def _handle_unexpected_end(manager: Manager, library: Library, call: Call | None
         gangs.record_gang_member_end(manager, call, library, outcome)
         return 1
     if not holding.free_withdrawn_slot(library, outcome.call):
-        manager.state.refuse("late or repeated end of a call")
+        manager.state.count_refusal("late or repeated end of a call")
         return 0
     still_open = manager.state.calls.get(outcome.call)
-    if retries.is_fault(outcome):
+    if retries.is_infrastructure_fault(outcome):
         pilots.end_orphan_call(manager.state, outcome)
     elif (
         still_open is not None
@@ -280,12 +282,12 @@ def _handle_unexpected_end(manager: Manager, library: Library, call: Call | None
     ):
         still_open.note(manager.state.now, f"{library.pilot.id}, which was counted as lost, finished the call")
         if still_open.state is CallState.HELD:
-            holding.withdraw_to_queue(manager, still_open)
+            holding.move_held_call_to_queue(manager, still_open)
         ending.end_call(manager, still_open, outcome)
-    elif pilots.end_orphan_call(manager.state, outcome) or outcome.call in manager.state.forgotten:
+    elif pilots.end_orphan_call(manager.state, outcome) or outcome.call in manager.state.calls_with_lost_results:
         pass  # the client may still read the result
     elif isinstance(outcome.payload, ObjectRef):
-        manager.out.append(DiscardObject(outcome.payload.source))
+        manager.commands.append(DiscardObject(outcome.payload.source))
     return 1
 
 
@@ -301,20 +303,21 @@ def requeue_returned_calls(manager: Manager, library: Library, message: CallsRet
             if message.need_function:
                 library.functions.discard(call.group.function.key)
         elif not holding.free_withdrawn_slot(library, id):
-            state.refuse("return of a call that the library does not hold")
+            state.count_refusal("return of a call that the library does not hold")
     queues.update_load_index(manager, library)
     if message.refused:
         library.required_bytes, library.over_s = message.required_bytes, message.over_s
         library.refusal = message.refused
         if message.case is not None:
             library.context.refusals[message.case.value] += len(back)
-        if not all(call.offered for call in back):  # without an offer, a library refuses calls only before it exits
+        # a library refuses calls without an offer only if it is about to exit
+        if not all(call.offered for call in back):
             libraries.stop_library(manager, library, reason=message.refused)
         for call in back:
             _retry_call(manager, call, why=f"refused by lib-{library.id} on {library.pilot.id}: {message.refused}")
     else:
-        library.taking = 0
-        holding.requeue(manager, back, why=f"taken back from lib-{library.id}, which had not started it")
+        library.calls_requested_back = 0
+        holding.requeue_calls(manager, back, why=f"taken back from lib-{library.id}, which had not started it")
     if not library.held and library.state is LibraryState.READY and not message.refused:
         send_queued_calls_to_library(manager, library)
 
@@ -324,16 +327,16 @@ def handle_accepted_offer(manager: Manager, library: Library, message: OfferAcce
     call = library.held.get(message.call)
     if call is None or not call.offered:  # the call was cancelled meanwhile
         if message.reserve_bytes:
-            libraries.resize(manager, library, library.promised_bytes)
+            libraries.change_promised_memory(manager, library, library.promised_bytes)
         return
     for id in message.preempts:
         victim = library.pilot.libraries.get(id)
         if victim is None or victim.state is not LibraryState.READY:
             continue
-        unsent = manager.sends.get(victim, ())
+        unsent = manager.calls_to_send.get(victim, ())
         for held in victim.held.values():
             if held not in unsent and not isinstance(held.holder, Gang):
-                manager.say(victim.pilot, EvictCall(victim.id, held.id))
+                manager.send_to_pilot(victim.pilot, EvictCall(victim.id, held.id))
         libraries.stop_library(manager, victim, reason=f"{library.context.recipe.name} grows on the same device")
     if message.reserve_bytes:
         libraries.adopt_pilot_memory_promise(library, message.reserve_bytes)
@@ -343,16 +346,17 @@ def handle_call_progress(manager: Manager, library: Library, message: CallsProgr
     state = manager.state
     by_client: dict[Client, list[CallProgress]] = {}
     for report in message.reports:
-        if not is_sound(report.done, report.total):
-            state.refuse("impossible progress of a call")
+        if not is_valid_progress(report.done, report.total):
+            state.count_refusal("impossible progress of a call")
             continue
         call = library.held.get(report.call)
         if call is None:
-            if report.call not in library.zombies:
-                state.refuse("progress of a call that the library does not hold")
+            if report.call not in library.withdrawn_calls:
+                state.count_refusal("progress of a call that the library does not hold")
             continue
         if type(call.holder) is Gang:
-            if call.holder.members[0] is not library:  # every rank may report, but only the reports of rank 0 count
+            # every rank may report progress, but only the reports of rank 0 count
+            if call.holder.members[0] is not library:
                 continue
             gangs.record_gang_progress(manager, call, call.holder, report)
         state.reports[report.call] = report
@@ -365,14 +369,14 @@ def handle_call_progress(manager: Manager, library: Library, message: CallsProgr
             by_client[client] = [report]
     for client, reports in by_client.items():
         if client.connected:
-            manager.tell(client, to_client.ProgressReports(reports))
+            manager.send_to_client(client, to_client.ProgressReports(reports))
 
 
-def call_evicted(manager: Manager, library: Library, message: CallEvicted) -> None:
+def requeue_evicted_call(manager: Manager, library: Library, message: CallEvicted) -> None:
     progress = message.progress
     call = holding.remove_held_call(library, progress.call)
     if call is None and not holding.free_withdrawn_slot(library, progress.call):
-        manager.state.refuse("eviction of a call that the library does not hold")
+        manager.state.count_refusal("eviction of a call that the library does not hold")
     queues.update_load_index(manager, library)
     if call is not None:
         if progress.state:
@@ -387,15 +391,15 @@ def requeue_stuck_backlogs(manager: Manager, _: str) -> None:
     state = manager.state
     looked = False
     for context in state.contexts.values():
-        for library in tuple(context.index.least_loaded()):
+        for library in tuple(context.index.libraries_with_backlog_room()):
             looked = True
             full = queues.all_slots_occupied_since(library)
-            if full is None or state.now - full < max(STUCK_S, LINGERS * context.run_s):
+            if full is None or state.now - full < max(STUCK_AFTER_S, LONG_RUN_FACTOR * context.run_s):
                 continue
-            library.stuck = True
+            library.is_stuck = True
             queues.update_load_index(manager, library)
-            waiting = library.load - library.taking - library.slots
+            waiting = library.load - library.calls_requested_back - library.slots
             if waiting > 0:
                 holding.request_calls_back(manager, library, waiting)
     if looked and STUCK_TIMER not in state.timers:
-        manager.set_timer(STUCK_TIMER, state.now + STUCK_S)
+        manager.set_timer(STUCK_TIMER, state.now + STUCK_AFTER_S)

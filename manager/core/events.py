@@ -1,6 +1,7 @@
 """Events and commands of the manager, and the subjects of advice.
 
-The journal stores each event with its time before the event's commands run. So a replay gives the same state.
+The journal stores each event and its time before the manager carries out the commands. So a replay of the journal
+gives the same state.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
-    """A frame of messages from a client. `sequence`: number of the frame; 0 = not numbered."""
+    """Messages that a client has sent together. `sequence`: number of this frame; 0 = the frame has no number."""
 
     client: ClientId
     sequence: int
@@ -88,9 +89,9 @@ class TimerFired(_Event, frozen=True, array_like=True, tag="timer"):
 
 
 class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
-    """Expected times and memory of a context on a device kind; 0 = unknown.
+    """Expected times and memory of a context on a kind of device; 0 = unknown.
 
-    `paces`: seconds per unit of work, by number of ranks of a gang. `meet_s`: seconds until the ranks have connected.
+    `paces`: seconds per unit of work, by number of ranks of a gang. `meet_s`: seconds until all ranks are connected.
     `slots`: concurrent calls of a library. `steps`: step times of the inference engine. `speed`: relative to the
     fastest device kind. `cache`: memory that cached tokens need.
     """
@@ -108,14 +109,14 @@ class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionDefined(_Event, frozen=True, array_like=True, tag="session"):
-    """Sources (sites) of the session. `lease_s`: seconds that pilots wait for an absent manager; 0 = unknown."""
+    """The batch systems (sources) of the session. `lease_s`: seconds that pilots wait for a manager; 0 = unknown."""
 
     sources: tuple[Source, ...] = ()
     lease_s: float = 0.0
 
 
 class SessionKept(_Event, frozen=True, array_like=True, tag="kept"):
-    """The session was started by `stoker up`, so it continues without clients."""
+    """`stoker up` has started the session, so it continues without clients."""
 
 
 class SessionEnded(_Event, frozen=True, array_like=True, tag="ended"):
@@ -129,8 +130,9 @@ class CostAdvice(msgspec.Struct, frozen=True, array_like=True, tag="cost"):
 
 
 class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict"):
-    """The cause of a failure. `kind`: `user`, `framework` or `infrastructure`. `sure`: certainty from 0 to 1. `proof`:
-    log lines."""
+    """The cause of a failure. `kind`: `user`, `framework` or `infrastructure`. `sure`: certainty from 0 to 1. `means`:
+    explanation for users. `proof`: log lines.
+    """
 
     kind: str
     component: str
@@ -140,7 +142,7 @@ class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict")
 
 
 class PaceAdvice(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """Progress that a running call has printed; 0 = unknown. `slowed`: share of the best rate that was lost."""
+    """Progress that a running call has printed; 0 = unknown. `slowed`: share of its best rate that is lost, 0 to 1."""
 
     done: float
     total: float
@@ -167,7 +169,7 @@ class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
 
 
 class FactoryTrouble(_Event, frozen=True, array_like=True, tag="factory"):
-    """State of the factory, which submits blocks. `reason`: why none is connected, or empty."""
+    """The factory, which submits batch jobs, started or failed. `reason`: why no factory runs; empty if one runs."""
 
     reason: str
 
@@ -179,7 +181,7 @@ class Noticed(_Event, frozen=True, array_like=True, tag="noticed"):
 
 
 class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
-    """The core failed on an event, and the manager restarted without it. `role`, `name`: sender of the event."""
+    """An event made the core raise an exception, so the manager restarted without it. `role`, `name`: its sender."""
 
     role: str
     name: str
@@ -193,7 +195,7 @@ class FramesRefused(_Event, frozen=True, array_like=True, tag="frames-refused"):
 
 
 class RecordsLost(_Event, frozen=True, array_like=True, tag="records-lost"):
-    """At this position, the journal has lost `bytes` bytes."""
+    """The journal has lost `bytes` bytes at the position of this event."""
 
     bytes: int
     reason: str
@@ -206,14 +208,14 @@ class NodesHeard(_Event, frozen=True, array_like=True, tag="nodes"):
 
 
 class ProbeClaimed(_Event, frozen=True, array_like=True, tag="probe-claimed"):
-    """The session may probe a node, because no other session has probed the node recently."""
+    """The session may test a node, because no other session has tested it recently."""
 
     source: str
     node: str
 
 
 class EndsKept(_Event, frozen=True, array_like=True, tag="ends-kept"):
-    """Results of ended calls that a new journal takes over from the old journal."""
+    """Results of ended calls that were copied from the old journal into a new journal."""
 
     ends: list[CallEnd]
 
@@ -244,10 +246,10 @@ class SetTimer(msgspec.Struct, frozen=True, gc=False):
 
 
 class AskAdvice(msgspec.Struct, frozen=True):
-    """Ask the advisor a question. The answer, `AdviceArrived`, follows later or never.
+    """Ask the advisor a question. The answer is the event `AdviceArrived`. It may never arrive.
 
-    `name`: function or context. `log`, `start`, `end`: file and byte range of the call's output (`end` 0 = unknown).
-    `said`: text of the failure.
+    `name`: name of the function or context. `log`, `start`, `end`: file and byte range of the call's output (`end` 0 =
+    unknown). `said`: text of the failure.
     """
 
     about: About
@@ -300,7 +302,7 @@ class RecordSpeed(msgspec.Struct, frozen=True):
 
 
 class RecordWait(msgspec.Struct, frozen=True):
-    """Record how long a block was queued, and how long its first pilot took to join."""
+    """Record how long a batch job was queued, and how long its first pilot then took to join."""
 
     source: str
     wait_s: float
@@ -331,14 +333,14 @@ class RecordNode(msgspec.Struct, frozen=True):
 
 
 class ClaimProbe(msgspec.Struct, frozen=True):
-    """Request permission (`ProbeClaimed`) to probe a node that was not probed for `every_s` seconds."""
+    """Ask for permission to test a node if no session has tested it for `every_s` seconds (see `ProbeClaimed`)."""
 
     record: NodeRecord
     every_s: float
 
 
 class DiscardObject(msgspec.Struct, frozen=True):
-    """Remove the file of a result that no client wants any more."""
+    """Remove the file of a result that no client needs any more."""
 
     path: str
 
@@ -363,11 +365,11 @@ Command = ToPilot | ToClient | SetTimer | AskAdvice | ClaimProbe | Record | Disc
 
 
 # ---- messages of the advisor
-LONGEST_MESSAGE = 65_536  # Maximum bytes of a message to the advisor. Longer messages are not sent
+LONGEST_MESSAGE = 65_536  # Maximum size in bytes of a message to the advisor. Longer messages are not sent
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The advisor's answer. `found`: None without advice."""
+    """The advisor's answer to a question. `found`: None if the advisor has no advice."""
 
     about: About
     found: AdviceArrived | None

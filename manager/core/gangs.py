@@ -2,8 +2,8 @@
 
 Rank 0 reports its address, and the manager sends the address to the other ranks. When the last rank ends, the call ends
 with the result of rank 0. If a library is lost, or a rank loses its connection to another rank, the call is requeued
-with rank 0's last checkpoint. The call fails after `MOST_BREAKS` broken runs. No library waits for an incomplete gang,
-so gangs cannot deadlock.
+with rank 0's last checkpoint. After `MAX_BROKEN_RUNS` such runs the call fails. A gang call is sent only when enough
+libraries are free, so no library waits for others, and gangs cannot deadlock.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_manager import GangMeets
 from stoker.protocol.to_pilot import MeetGang
 
-_BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)  # Failures of a rank after which the gang call runs again
-MOST_BREAKS = 10  # A gang call fails after this number of broken runs, even if its libraries still run
+# If a rank fails in this way, its call runs again
+_FAILURES_THAT_RESTART_GANG = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)
+MAX_BROKEN_RUNS = 10  # A gang call fails after this number of runs that ended because a rank failed
 
 
 def forward_rank0_address(manager: Manager, library: Library, message: GangMeets) -> None:
     id, address = message.call, message.address
     call = library.held.get(id)
     if call is None or not isinstance(call.holder, Gang) or call.holder.members[0] is not library:
-        if id not in library.zombies:
-            manager.state.refuse("address of rank 0 for a call that is not a gang call")
+        if id not in library.withdrawn_calls:
+            manager.state.count_refusal("address of rank 0 for a call that is not a gang call")
         return
     call.holder.address = address
     for member in call.holder.members[1:]:
-        manager.say(member.pilot, MeetGang(member.id, call.id, address))
+        manager.send_to_pilot(member.pilot, MeetGang(member.id, call.id, address))
 
 
 def resend_rank0_address(manager: Manager, library: Library) -> None:
     for call in library.held.values():
         gang = call.holder
         if isinstance(gang, Gang) and gang.address and gang.members[0] is not library:
-            manager.say(library.pilot, MeetGang(library.id, call.id, gang.address))
+            manager.send_to_pilot(library.pilot, MeetGang(library.id, call.id, gang.address))
 
 
 def record_gang_progress(manager: Manager, call: Call, gang: Gang, report: CallProgress) -> None:
@@ -47,7 +48,8 @@ def record_gang_progress(manager: Manager, call: Call, gang: Gang, report: CallP
     now, before = manager.state.now, gang.report
     began_at, done = before if before is not None else (call.sent_at + _seconds_until_first_item(call, gang), 0.0)
     begins = before is None and (not report.done or bool(report.state))
-    if begins or report.done < done:  # the run continues from a checkpoint
+    # start measuring here, because a run from a checkpoint did not process the earlier items
+    if begins or report.done < done:
         gang.report = (now, report.done)
     elif report.done > done and now > began_at:
         if before is not None or not call.spec.progress:
@@ -61,32 +63,35 @@ def record_gang_member_end(manager: Manager, call: Call, library: Library, outco
     assert isinstance(gang, Gang)
     gang.ends[library.id] = outcome
     if not outcome.ok:
-        if failure is None or failure.kind not in _BREAKS:
+        if failure is None or failure.kind not in _FAILURES_THAT_RESTART_GANG:
             ending.end_call(manager, call, outcome)
-        elif not _fail_if_broken_too_often(manager, call, library, outcome, by_ranks=True):
+        elif not _fail_if_broken_too_often(manager, call, library, outcome, is_reported_by_rank=True):
             what = "lost its connection to the other ranks" if failure.kind is FailureKind.GANG else "failed its rank"
             why = f"lib-{library.id} on {library.pilot.id} {what}: {failure.message}"
-            holding.requeue(manager, (call,), why=why)
+            holding.requeue_calls(manager, (call,), why=why)
     elif len(gang.ends) == len(gang.members):
         _record_gang_run(manager, call, gang)
         ending.end_call(manager, call, gang.ends[gang.members[0].id])
 
 
 def count_memory_killed_rank(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Count a rank that was killed for lack of memory. Return True if the call failed after too many broken runs."""
+    """Count a run in which a rank was killed for lack of memory. Return True if too many runs have failed."""
     outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
-    return _fail_if_broken_too_often(manager, call, library, outcome, by_ranks=False)
+    return _fail_if_broken_too_often(manager, call, library, outcome, is_reported_by_rank=False)
 
 
 def _fail_if_broken_too_often(
-    manager: Manager, call: Call, library: Library, outcome: CallEnd, *, by_ranks: bool
+    manager: Manager, call: Call, library: Library, outcome: CallEnd, *, is_reported_by_rank: bool
 ) -> bool:
-    """Count a broken run. Return True if the call now fails. `by_ranks`: True if a rank reported the failure."""
+    """Count a run that a failed rank ended. Return True if the call now fails.
+
+    `is_reported_by_rank`: False if the rank was killed, so that it could not report its failure.
+    """
     state, last = manager.state, outcome.failure
-    breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
-    if by_ranks:
+    breaks = state.broken_run_counts[call.id] = state.broken_run_counts.get(call.id, 0) + 1
+    if is_reported_by_rank:
         state.broken_runs[call.id] = call.sent_at
-    if breaks < MOST_BREAKS or last is None:
+    if breaks < MAX_BROKEN_RUNS or last is None:
         return False
     where = library.pilot.id
     text = f"its ranks failed or lost their connection {breaks} times; the last time on {where}: {last.message}"
@@ -102,10 +107,10 @@ def _record_gang_run(manager: Manager, call: Call, gang: Gang) -> None:
         items = call.spec.features.items if call.spec.features is not None else 1
         ending.learn_gang_pace(call, gang, items=items, seconds=first.run_s - _seconds_until_first_item(call, gang))
     if gang.report is not None:
-        context.paces.end(call.spec.features, gang.report[1])
+        context.paces.record_processed_share(call.spec.features, gang.report[1])
     known = context.paces.measured.get(len(gang.members))
     if known is not None:
-        manager.out.append(RecordPace(RecipeKey(context.recipe.key), rank0.kind, len(gang.members), known[0]))
+        manager.commands.append(RecordPace(RecipeKey(context.recipe.key), rank0.kind, len(gang.members), known[0]))
     ending.count_runs_and_send_results(manager, rank0, call.group, [], others=1, seconds=first.run_s)
 
 

@@ -1,7 +1,7 @@
 """Record which library holds which call. Only this module writes these records.
 
-A withdrawn call occupies its library slot as a *zombie* until the pilot reports that the slot is free. Calls and drop
-orders are sent at the end of the event.
+If the manager withdraws a call from a library, the call occupies its slot until the pilot reports that the slot is
+free. The manager sends calls, and orders to drop calls, after it has handled the whole event.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from stoker.manager.core import blame, queues
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, CallState, Context, Gang, Group, Library, Pilot
-from stoker.manager.core.state import State, Trial
+from stoker.manager.core.nouns import Call, CallGroup, CallState, Context, Gang, Library, Pilot
+from stoker.manager.core.state import CallSetbacks, State
 from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.ids import CallId
 from stoker.protocol.to_pilot import CancelCalls, RunCalls, TakeBack
@@ -23,65 +23,68 @@ _GROUP = attrgetter("group")
 
 
 # ---- records of few calls
-def mark_special_placement_due(manager: Manager, context: Context) -> None:
-    """Record that calls that wait apart from the queue (see `retries`) may find a library now."""
-    manager.apart_due |= any(each.queue.apart for each in (context, *context.listed_by.values()))
+def mark_set_aside_calls_due(manager: Manager, context: Context) -> None:
+    """Record that calls outside the queue (see `retries`) may find a library now."""
+    manager.set_aside_calls_due |= any(each.queue.set_aside_calls for each in (context, *context.variant_of.values()))
 
 
-def get_or_create_trial(manager: Manager, call: Call) -> Trial:
-    """Return a call's record of losses, walltime cuts and faults since it last saved its progress."""
-    trial = manager.state.trials.setdefault(call.id, Trial())
-    if call.spec.progress != trial.saved:
-        trial = manager.state.trials[call.id] = Trial(saved=call.spec.progress, pilot=trial.pilot)
-    return trial
+def get_or_create_setbacks(manager: Manager, call: Call) -> CallSetbacks:
+    """Return the losses, walltime cuts and faults of a call since it last saved its progress."""
+    setbacks = manager.state.setbacks.setdefault(call.id, CallSetbacks())
+    if call.spec.progress != setbacks.saved_progress:
+        setbacks = manager.state.setbacks[call.id] = CallSetbacks(
+            saved_progress=call.spec.progress, pilot=setbacks.pilot
+        )
+    return setbacks
 
 
-def reserve_pilot(manager: Manager, trial: Trial, pilot: Pilot, call: Call) -> None:
-    trial.pilot, pilot.reserved = pilot, call
-    manager.state.reserved[pilot.id] = pilot
+def reserve_pilot(manager: Manager, setbacks: CallSetbacks, pilot: Pilot, call: Call) -> None:
+    setbacks.pilot, pilot.reserved_for = pilot, call
+    manager.state.reserved_pilots[pilot.id] = pilot
     for library in pilot.libraries.values():
         queues.update_load_index(manager, library)
 
 
-def remove_call_trial(manager: Manager, id: int) -> None:
-    trial = manager.state.trials.pop(id, None)
-    if trial is not None:
-        free_reserved_pilot(manager, trial)
+def remove_setbacks(manager: Manager, id: int) -> None:
+    setbacks = manager.state.setbacks.pop(id, None)
+    if setbacks is not None:
+        free_reserved_pilot(manager, setbacks)
 
 
-def free_reserved_pilot(manager: Manager, trial: Trial) -> None:
-    pilot, trial.pilot = trial.pilot, None
+def free_reserved_pilot(manager: Manager, setbacks: CallSetbacks) -> None:
+    pilot, setbacks.pilot = setbacks.pilot, None
     if pilot is None:
         return
-    pilot.reserved = None
-    manager.state.reserved.pop(pilot.id, None)
-    manager.supply_changed = manager.apart_due = True
+    pilot.reserved_for = None
+    manager.state.reserved_pilots.pop(pilot.id, None)
+    manager.supply_changed = manager.set_aside_calls_due = True
     for library in pilot.libraries.values():
         queues.update_load_index(manager, library)
         if library.context.queue.count:
-            manager.returned[library.context] = None
+            manager.contexts_to_serve[library.context] = None
 
 
 def pop_broken_gang_calls(state: State, library: Library, running: Iterable[int]) -> list[Call]:
     """Return the gang calls of a dead library whose current run ended because another rank failed."""
-    here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]
-    # If several ranks die together, the manager counts one death, and only for the run in which the ranks died.
+    here = [state.calls[id] for id in running if id in library.withdrawn_calls and id in state.calls]
+    # If several ranks die in the same run of a call, only one of their libraries may count this run.
     return [call for call in here if state.broken_runs.pop(call.id, None) == call.sent_at]
 
 
-def forgive_broken_gangs(state: State, library: Library) -> None:
+def uncount_broken_gang_runs(state: State, library: Library) -> None:
     """Subtract one broken run from the count of each gang call that a lost library ran."""
-    breaks = state.breaks
-    for id in library.zombies:
+    breaks = state.broken_run_counts
+    for id in library.withdrawn_calls:
         if id in breaks:
             breaks[id] -= 1
             if not breaks[id]:
                 del breaks[id]
 
 
-def drop_records(state: State, ids: Iterable[int]) -> None:
+def drop_call_records(state: State, ids: Iterable[int]) -> None:
     records: tuple[dict[int, Any], ...] = (
-        state.reports, state.printed, state.forecasts, state.streams, state.breaks, state.broken_runs
+        state.reports, state.printed_progress, state.forecasts, state.streams, state.broken_run_counts,
+        state.broken_runs,
     )  # fmt: skip
     for kept in records:
         if kept:
@@ -90,29 +93,29 @@ def drop_records(state: State, ids: Iterable[int]) -> None:
 
 
 # ---- send calls to libraries
-# If a rank of a withdrawn gang call does not end within this many seconds, its library is killed.
+# If a gang call is withdrawn and a rank does not end within this many seconds, the library of the rank is killed.
 GANG_GRACE_S = 10.0
 
 
-def accept(manager: Manager, group: Group, specs: list[CallSpec]) -> list[Call]:
+def create_new_calls(manager: Manager, group: CallGroup, specs: list[CallSpec]) -> list[Call]:
     state, calls, now = manager.state, manager.state.calls, manager.state.now
     fresh: dict[int, Call] = {spec.call: Call(spec.call, spec, group, now) for spec in specs if spec.call not in calls}
     if len(fresh) < len(specs) and group.client.unnamed is None:
-        state.refuse("repeated call", len(specs) - len(fresh))
+        state.count_refusal("repeated call", len(specs) - len(fresh))
     calls.update(fresh)
     return list(fresh.values())
 
 
-def takes(manager: Manager, library: Library, call: Call) -> bool:
+def can_take_call(manager: Manager, library: Library, call: Call) -> bool:
     if not library.is_serving:
         return False
     most = manager.policies.dispatch.window(manager.state, library)
-    if library.stuck and library.slots < most:
+    if library.is_stuck and library.slots < most:
         most = library.slots
-    return serves(library, call.group) and library.load < most and library.admits(call)
+    return can_run_group(library, call.group) and library.load < most and library.admits(call)
 
 
-def give(manager: Manager, library: Library, call: Call) -> None:
+def assign_call(manager: Manager, library: Library, call: Call) -> None:
     assign_calls_to_library(manager, library, [call])
     queues.update_load_index(manager, library)
 
@@ -125,17 +128,17 @@ def assign_calls_to_library(manager: Manager, library: Library, calls: list[Call
         call.holder = library
         call.sent_at = now
         held[call.id] = call
-    batch = manager.sends.get(library)
+    batch = manager.calls_to_send.get(library)
     if batch is None:
-        manager.sends[library] = calls
+        manager.calls_to_send[library] = calls
     else:
         batch += calls
-    library.context.index.gave(library, len(calls), now)
+    library.context.index.record_burst(library, len(calls), now)
 
 
-def offer(manager: Manager, library: Library, call: Call) -> None:
-    give(manager, library, call)
-    manager.sends[library].remove(call)
+def assign_offered_call(manager: Manager, library: Library, call: Call) -> None:
+    assign_call(manager, library, call)
+    manager.calls_to_send[library].remove(call)
     call.offered = True
 
 
@@ -149,16 +152,16 @@ def assign_call_to_gang(manager: Manager, members: tuple[Library, ...], call: Ca
 
 
 def can_continue_call(library: Library, call: Call) -> bool:
-    suspect = library.suspect is not None or (call.runs_alone and library.slots > 1)
-    return serves(library, call.group) and call.group.options.gang[1] == 1 and not suspect
+    suspect = library.call_that_runs_alone is not None or (call.must_run_alone and library.slots > 1)
+    return can_run_group(library, call.group) and call.group.options.gang[1] == 1 and not suspect
 
 
-def serves(library: Library, group: Group) -> bool:
+def can_run_group(library: Library, group: CallGroup) -> bool:
     return library.context is group.context or library.context.recipe.key in group.options.variants
 
 
-def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
-    library.zombies.pop(call.id, None)
+def resume_call(manager: Manager, library: Library, call: Call, *, why: str) -> None:
+    library.withdrawn_calls.pop(call.id, None)
     call.state = CallState.HELD
     call.holder = library
     call.sent_at = manager.state.now
@@ -169,9 +172,9 @@ def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
 
 # ---- remove calls from libraries
 def end_successful_calls(
-    manager: Manager, library: Library, ends: Iterator[CallEnd], group: Group | None, seconds: float
-) -> tuple[int, Call | None, Group | None, float]:
-    """End calls of one group until a result failed or belongs to another group. This function is performance-critical.
+    manager: Manager, library: Library, ends: Iterator[CallEnd], group: CallGroup | None, seconds: float
+) -> tuple[int, Call | None, CallGroup | None, float]:
+    """End calls of one group until a result failed or belongs to another group. This function must be fast.
 
     Return the number of ended calls, the call of the last result, the group, and `seconds` plus the run times of these
     calls. The call is None if no result is left or the library does not hold it.
@@ -194,7 +197,7 @@ def end_successful_calls(
     return before - len(held), None, group, seconds
 
 
-def end_one(manager: Manager, call: Call) -> None:
+def mark_call_ended(manager: Manager, call: Call) -> None:
     call.state = CallState.ENDED
     call.holder = None
     del manager.state.calls[call.id]
@@ -206,87 +209,89 @@ def remove_held_call(library: Library, id: int) -> Call | None:
 
 def release_ended_call(manager: Manager, call: Call) -> None:
     _detach_call_from_libraries(manager, call)
-    end_one(manager, call)
+    mark_call_ended(manager, call)
 
 
 def _detach_call_from_libraries(manager: Manager, call: Call) -> None:
     if type(call.holder) is Gang:
-        withdraw(manager, call, running=True)
+        withdraw_call(manager, call, stops_running=True)
     call.holder = None
-    trial = manager.state.trials.get(call.id)
-    if trial is not None:
-        free_reserved_pilot(manager, trial)
+    setbacks = manager.state.setbacks.get(call.id)
+    if setbacks is not None:
+        free_reserved_pilot(manager, setbacks)
 
 
 def mark_call_waiting(manager: Manager, call: Call, *, why: str) -> None:
     _detach_call_from_libraries(manager, call)
-    manager.state.printed.pop(call.id, None)  # the old progress does not apply to the next run
+    manager.state.printed_progress.pop(call.id, None)  # this progress was read from the output of the ended run
     call.offered = False
     call.state = CallState.WAITING
     call.note(manager.state.now, why)
-    manager.changed("calls", call.id)
+    manager.mark_changed("calls", call.id)
 
 
-def requeue(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
+def requeue_calls(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
     for call in calls:
         mark_call_waiting(manager, call, why=why)
         context = call.group.context
         queues.put_call_back_in_queue(manager, call)
-        manager.returned[context] = None
-        manager.dirty[context] = None
+        manager.contexts_to_serve[context] = None
+        manager.contexts_to_decide[context] = None
 
 
-def withdraw(manager: Manager, call: Call, *, running: bool) -> None:
+def withdraw_call(manager: Manager, call: Call, *, stops_running: bool) -> None:
     """Remove a call from its libraries. The slot stays occupied until the pilot frees it."""
     of_gang = isinstance(call.holder, Gang)
     for library in call.libraries:
         if library.held.pop(call.id, None) is not None:
-            batch = manager.sends.get(library)
+            batch = manager.calls_to_send.get(library)
             if batch is not None and call in batch:
                 batch.remove(call)
             else:
                 library.ended_at = manager.state.now
-                drop(manager, library, call.id, running=running, of_gang=of_gang)
+                order_call_drop(manager, library, call.id, stops_running=stops_running, of_gang=of_gang)
             queues.update_load_index(manager, library)
     call.holder = None
 
 
-def withdraw_to_queue(manager: Manager, call: Call) -> None:
-    withdraw(manager, call, running=False)
+def move_held_call_to_queue(manager: Manager, call: Call) -> None:
+    withdraw_call(manager, call, stops_running=False)
     call.state = CallState.WAITING
     call.group.context.queue.put_back(call)
 
 
 def requeue_unsent_calls(manager: Manager, library: Library, *, why: str) -> None:
-    unsent = manager.sends.pop(library, None)
+    unsent = manager.calls_to_send.pop(library, None)
     if unsent:
         for call in unsent:
             del library.held[call.id]
-        requeue(manager, unsent, why=why)
+        requeue_calls(manager, unsent, why=why)
 
 
 def release_library_calls(manager: Manager, library: Library) -> list[Call]:
-    manager.sends.pop(library, None)
+    manager.calls_to_send.pop(library, None)
     held = list(library.held.values())
     library.held.clear()
-    library.zombies.clear()
+    library.withdrawn_calls.clear()
     return held
 
 
 # ---- slots of withdrawn calls
-def drop(manager: Manager, library: Library, id: CallId, *, running: bool, of_gang: bool = False) -> None:
-    """Order a library to drop a call. `running`: True if a call that already runs is dropped, too."""
-    library.zombies[id] = running
-    manager.drops.setdefault((library, running, GANG_GRACE_S if of_gang else 0.0), []).append(id)
+def order_call_drop(
+    manager: Manager, library: Library, id: CallId, *, stops_running: bool, of_gang: bool = False
+) -> None:
+    """Order a library to drop a call. `stops_running`: True to stop the call even if it already runs."""
+    library.withdrawn_calls[id] = stops_running
+    manager.calls_to_drop.setdefault((library, stops_running, GANG_GRACE_S if of_gang else 0.0), []).append(id)
 
 
 def occupy_library_slot(library: Library, id: CallId) -> None:
-    library.zombies[id] = False
+    library.withdrawn_calls[id] = False
 
 
 def free_withdrawn_slot(library: Library, id: int) -> bool:
-    """Free the library slot that a withdrawn call occupies. Return False if the call occupies no slot."""
-    return library.zombies.pop(id, None) is not None
+    """Free the slot that a withdrawn call occupies in a library. Return False if it occupies no slot."""
+    return library.withdrawn_calls.pop(id, None) is not None
 
 
 def remove_unlisted_calls(library: Library, listed: Container[int]) -> list[Call]:
@@ -298,43 +303,43 @@ def remove_unlisted_calls(library: Library, listed: Container[int]) -> list[Call
 
 def free_unlisted_slots(library: Library, listed: Container[int]) -> None:
     """Free the slots of withdrawn calls that are not in `listed`, the pilot's list of the library's calls."""
-    library.zombies = {id: running for id, running in library.zombies.items() if id in listed}
-    library.taking = 0
+    library.withdrawn_calls = {id: running for id, running in library.withdrawn_calls.items() if id in listed}
+    library.calls_requested_back = 0
 
 
 def request_calls_back(manager: Manager, library: Library, count: int) -> None:
-    library.taking += count
-    manager.say(library.pilot, TakeBack(library.id, count))
+    library.calls_requested_back += count
+    manager.send_to_pilot(library.pilot, TakeBack(library.id, count))
 
 
 def schedule_queue_serving(manager: Manager, context: Context) -> None:
     if context.queue.count and context.index:
-        manager.returned[context] = None
+        manager.contexts_to_serve[context] = None
 
 
 # ---- the end of an event
-def send_calls(manager: Manager) -> None:
-    sends, manager.sends = manager.sends, {}
+def send_pending_calls(manager: Manager) -> None:
+    sends, manager.calls_to_send = manager.calls_to_send, {}
     for library, given in sends.items():
         if not given:
             continue
         group = given[0].group
-        specs = [call.spec for call in given if call.group is group]  # this fast path usually covers all calls
+        specs = [call.spec for call in given if call.group is group]  # usually all calls belong to the same group
         if len(specs) == len(given):
-            _send(manager, library, group, specs)
+            _send_run_order(manager, library, group, specs)
         else:
             for group, some in groupby(given, _GROUP):
-                _send(manager, library, group, [call.spec for call in some])
+                _send_run_order(manager, library, group, [call.spec for call in some])
 
 
-def _send(manager: Manager, library: Library, group: Group, specs: list[CallSpec]) -> None:
-    manager.say(library.pilot, build_run_order(library, group, specs))
-    if blame.PRINTING_TIMER not in manager.state.timers and library.pilot.folder:
-        manager.set_timer(blame.PRINTING_TIMER, manager.state.now + blame.EVERY_S)
+def _send_run_order(manager: Manager, library: Library, group: CallGroup, specs: list[CallSpec]) -> None:
+    manager.send_to_pilot(library.pilot, build_run_order(library, group, specs))
+    if blame.OUTPUT_TIMER not in manager.state.timers and library.pilot.folder:
+        manager.set_timer(blame.OUTPUT_TIMER, manager.state.now + blame.OUTPUT_QUESTION_INTERVAL_S)
 
 
-def build_run_order(library: Library, group: Group, specs: list[CallSpec], **more: Any) -> RunCalls:
-    """Return an order to run calls. It includes their function if the library does not have the function yet."""
+def build_run_order(library: Library, group: CallGroup, specs: list[CallSpec], **more: Any) -> RunCalls:
+    """Return an order to run calls. It contains their function if the library does not have this function yet."""
     function = group.function
     blob = None if function.key in library.functions else function
     library.functions.add(function.key)
@@ -342,6 +347,6 @@ def build_run_order(library: Library, group: Group, specs: list[CallSpec], **mor
 
 
 def send_call_drop_orders(manager: Manager) -> None:
-    for (library, running, grace_s), dropped in manager.drops.items():
-        manager.say(library.pilot, CancelCalls(library.id, tuple(dropped), running, grace_s))
-    manager.drops.clear()
+    for (library, running, grace_s), dropped in manager.calls_to_drop.items():
+        manager.send_to_pilot(library.pilot, CancelCalls(library.id, tuple(dropped), running, grace_s))
+    manager.calls_to_drop.clear()

@@ -1,10 +1,11 @@
-"""Manage libraries from their load to their end, with their promised memory, failed loads, snapshots and sleep.
+"""Manage libraries from their load to their end: promised memory, failed loads, snapshots and sleep.
 
 Snapshots of loaded contexts (`stoker.contexts.snapshot`) are stored by recipe and device kind. A pilot waits for a
-snapshot at most as long as its creation took.
+snapshot at most as long as the snapshot took to create.
 
-A library that was ordered to wake counts as loading. A sleeping library can wake only after its pilot has answered the
-order to sleep (`Library.slept`). If `sleep` or `wake` fails, the context never sleeps again (docs/decisions/063).
+A library that was ordered to wake counts as loading. It can wake only after its pilot has confirmed that it sleeps
+(`Library.has_confirmed_sleep`). If a library fails to sleep or wake, its context never sleeps again
+(docs/decisions/063).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from stoker.protocol.to_manager import LibraryPhase
 from stoker.protocol.to_pilot import ResizeLibrary, SleepLibrary, StartLibrary, StopLibrary, WakeLibrary
 from stoker.units import show_bytes, show_seconds
 
-LOAD_TRIES = 2  # Failed loads in a row after which the waiting calls of a context fail
-LOADS = 4  # Waiting calls of a context fail if this many pilots in a row were lost while loading only that context
+MAX_FAILED_LOADS = 2  # After this many failed loads in a row, the waiting calls of the context fail
+MAX_PILOTS_LOST_WHILE_LOADING = 4  # Waiting calls of a context fail if this many pilots were lost while loading it
 
 
 def apply_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, source: str) -> None:
@@ -34,7 +35,7 @@ def apply_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *,
         context.advised_by = source
     slots = [advice.slots for advice in by_kind.values() if advice.slots]
     if slots and not context.recipe.slots and not context.loads:
-        context.slots = min(slots)  # the smallest, because the device kind of the next load is unknown
+        context.slots = min(slots)  # the device kind of the next load is unknown, so use the smallest number
     for kind, advice in by_kind.items():
         context.advice.setdefault(kind, advice)
         if not context.load_s:
@@ -46,7 +47,7 @@ def record_load(library: Library, message: to_manager.LibraryReady) -> None:
     seconds = context.load_s = message.start_s + message.load_s + message.fetch_s
     context.loads += 1
     context.load_total_s += seconds
-    # On a GPU only the device memory counts.
+    # A library on a GPU is limited by its device memory, so ignore its host memory.
     context.resident_bytes = message.resident_bytes if facts.on_host else message.device_bytes
     peak_bytes = message.peak_bytes if facts.on_host else message.device_bytes
     before = context.advice.get(facts.kind, ContextAdvice())
@@ -60,28 +61,30 @@ def record_failed_load(library: Library, failure: Failure) -> bool:
     context = library.context
     context.load_failures += 1
     context.last_failure = failure
-    context.failed_on[library.pilot.id] = context.failed_on.get(library.pilot.id, 0) + 1
+    context.failed_loads_by_pilot[library.pilot.id] = context.failed_loads_by_pilot.get(library.pilot.id, 0) + 1
     return has_too_many_failed_loads(context)
 
 
 def has_too_many_failed_loads(context: Context) -> bool:
-    return context.load_failures >= LOAD_TRIES
+    return context.load_failures >= MAX_FAILED_LOADS
 
 
 def forget_failures_on_gone_pilots(state: State) -> None:
     for context in state.contexts.values():
-        context.failed_on = {name: count for name, count in context.failed_on.items() if name in state.pilots}
+        context.failed_loads_by_pilot = {
+            name: count for name, count in context.failed_loads_by_pilot.items() if name in state.pilots
+        }
 
 
-def register_snapshot(manager: Manager, pilot: Pilot, message: to_manager.SnapshotHere) -> None:
+def register_snapshot(manager: Manager, pilot: Pilot, message: to_manager.SnapshotWritten) -> None:
     if message.recipe not in manager.state.contexts:
-        manager.state.refuse("snapshot of an unknown context")
+        manager.state.count_refusal("snapshot of an unknown context")
         return
     snapshot = Snapshot(message.form, message.object, message.made_s)
     if message.manifest:
         objects.define_manifest(manager, message.object.name, message.manifest)
     arrival = to_manager.ObjectArrival(message.object.name, message.object.size_bytes)
-    objects.record_arrived_objects(manager, pilot, to_manager.ObjectsHere((arrival,)))
+    objects.record_arrived_objects(manager, pilot, to_manager.ObjectsCached((arrival,)))
     for kind in dict.fromkeys(device.facts.kind for device in pilot.devices.values()):
         known = manager.state.transfers.snapshots.setdefault(message.recipe, {}).setdefault(kind, {})
         if message.form not in known or not _is_snapshot_available(manager, known[message.form]):
@@ -93,12 +96,12 @@ def _is_snapshot_available(manager: Manager, snapshot: Snapshot) -> bool:
     return object is not None and bool(object.whole)
 
 
-_MOST_MEASURED = 64  # Number of newest memory measurements that are kept for each library
-KEPT_LIBRARIES = 200  # Number of ended libraries whose histories are kept
+_MAX_MEASUREMENTS = 64  # Number of newest memory measurements that are kept for each library
+KEPT_LIBRARIES = 200  # Maximum number of ended libraries whose histories are kept
 
 
-def promise(library: Library, memory_bytes: int) -> None:
-    """Promise a library memory on each of its devices, in bytes. Raise PolicyError if a device lacks this memory."""
+def promise_memory(library: Library, memory_bytes: int) -> None:
+    """Promise a library this many bytes on each of its devices. Raise PolicyError if a device has too little memory."""
     if memory_bytes < 0:
         raise PolicyError(f"{memory_bytes} bytes cannot be promised: the number is negative")
     more = memory_bytes - library.promised_bytes
@@ -113,51 +116,51 @@ def promise(library: Library, memory_bytes: int) -> None:
     library.promised_bytes = memory_bytes
 
 
-def resize(manager: Manager, library: Library, memory_bytes: int, *, orders: bool = True) -> None:
-    """Change a library's promised memory. `orders`: False if another order tells the pilot the new size."""
-    promise(library, memory_bytes)
-    library.resizing.append(memory_bytes)
-    if orders:
-        manager.say(library.pilot, ResizeLibrary(library.id, memory_bytes))
+def change_promised_memory(manager: Manager, library: Library, memory_bytes: int, *, sends_order: bool = True) -> None:
+    """Change the promised memory of a library. `sends_order`: False if the pilot learns the size from another order."""
+    promise_memory(library, memory_bytes)
+    library.unanswered_resizes.append(memory_bytes)
+    if sends_order:
+        manager.send_to_pilot(library.pilot, ResizeLibrary(library.id, memory_bytes))
 
 
 def adopt_pilot_memory_promise(library: Library, memory_bytes: int) -> None:
-    """Record that the pilot has changed a library's memory. The promise is at most the devices' free memory."""
-    promise(library, min(memory_bytes, _most_bytes(library)))
-    library.resizing.append(memory_bytes)
+    """Promise a library the memory that its pilot has given it, but at most the free memory of its devices."""
+    promise_memory(library, min(memory_bytes, _max_promised_bytes(library)))
+    library.unanswered_resizes.append(memory_bytes)
 
 
-def _most_bytes(library: Library) -> int:
+def _max_promised_bytes(library: Library) -> int:
     return library.promised_bytes + max(0, min(device.budget_bytes for device in library.devices))
 
 
-def resized(manager: Manager, library: Library, message: to_manager.LibraryResized) -> None:
-    size, waiting = message.device_memory_bytes, library.resizing
+def handle_resize_answer(manager: Manager, library: Library, message: to_manager.LibraryResized) -> None:
+    size, waiting = message.device_memory_bytes, library.unanswered_resizes
     if message.measured:
-        holds(manager, library, size)
+        promise_used_memory(manager, library, size)
         return
     ordered = message.ordered_bytes if message.ordered_bytes >= 0 else size
     if not waiting or (message.ordered_bytes >= 0 and ordered not in waiting):
-        # After a hello the manager repeats its last order, so the pilot may answer this order twice.
-        manager.state.refuse("resize that the manager did not order")
+        # After a reconnection the manager repeats its last order, so the pilot may answer this order twice.
+        manager.state.count_refusal("resize that the manager did not order")
         return
     answered = waiting.index(ordered) + 1 if ordered in waiting else 1
     del waiting[:answered]
-    if not waiting:  # otherwise the last order is not answered yet
-        holds(manager, library, size)
+    if not waiting:  # otherwise the pilot still has to answer a newer order
+        promise_used_memory(manager, library, size)
 
 
-def holds(manager: Manager, library: Library, size: int) -> None:
-    """Promise a library the `size` bytes of memory that it uses, but at most the free memory of its devices."""
-    most = _most_bytes(library)
-    if size > most:
-        library.note(manager.state.now, f"uses {show_bytes(size)} of its device, more than is free")
-    promise(library, min(size, most))
-    manager.changed("libraries", library.id)
+def promise_used_memory(manager: Manager, library: Library, used_bytes: int) -> None:
+    """Promise a library the `used_bytes` bytes of memory that it uses, but at most the free memory of its devices."""
+    most = _max_promised_bytes(library)
+    if used_bytes > most:
+        library.note(manager.state.now, f"uses {show_bytes(used_bytes)} of its device, more than is free")
+    promise_memory(library, min(used_bytes, most))
+    manager.mark_changed("libraries", library.id)
     manager.supply_changed = True
 
 
-def update_tiers(manager: Manager, devices: Iterable[Device]) -> None:
+def update_device_tiers(manager: Manager, devices: Iterable[Device]) -> None:
     tiers, now = manager.state.tier_seconds, manager.state.now
     for device in devices:
         tiers[device.tier] = tiers.get(device.tier, 0.0) + now - device.tier_since
@@ -166,13 +169,13 @@ def update_tiers(manager: Manager, devices: Iterable[Device]) -> None:
         device.tier = "warm" if warm else "cold"
 
 
-def _owners(manager: Manager, library: Library) -> tuple[Device | Context | Pilot | State, ...]:
+def _records_with_libraries(manager: Manager, library: Library) -> tuple[Device | Context | Pilot | State, ...]:
     return *library.devices, library.context, library.pilot, manager.state
 
 
 def _attach_library(manager: Manager, library: Library) -> None:
     manager.state.gone_libraries.pop(library.id, None)
-    for owner in _owners(manager, library):
+    for owner in _records_with_libraries(manager, library):
         owner.libraries[library.id] = library
 
 
@@ -182,7 +185,7 @@ def load_library(
     """Promise memory to a new library and start it. Raise PolicyError if the memory is not free."""
     state = manager.state
     library = Library(LibraryId(state.next_library), context, pilot, devices, state.now)
-    promise(library, memory_bytes)
+    promise_memory(library, memory_bytes)
     state.next_library += 1
     _attach_library(manager, library)
     queues.update_starved_since(manager, context)
@@ -197,8 +200,8 @@ def load_library(
         planned=objects.plan_recipe_fetches(manager, pilot, context.recipe),
         steps=advice.steps if advice is not None else None
     )  # fmt: skip
-    manager.say(pilot, order)
-    manager.changed("libraries", library.id)
+    manager.send_to_pilot(pilot, order)
+    manager.mark_changed("libraries", library.id)
 
 
 def stop_library(manager: Manager, library: Library, *, reason: str) -> None:
@@ -208,57 +211,57 @@ def stop_library(manager: Manager, library: Library, *, reason: str) -> None:
     library.note(manager.state.now, f"stopping: {reason}")
     holding.requeue_unsent_calls(manager, library, why=f"back in the queue: lib-{library.id} stops")
     _stop_serving(manager, library)
-    manager.say(library.pilot, StopLibrary(library.id, reason))
+    manager.send_to_pilot(library.pilot, StopLibrary(library.id, reason))
 
 
 def _stop_serving(manager: Manager, library: Library) -> None:
     queues.update_load_index(manager, library)
-    update_tiers(manager, library.devices)
+    update_device_tiers(manager, library.devices)
     queues.update_starved_since(manager, library.context)
-    if library.context.queue.gangs:
+    if library.context.queue.gang_count:
         holding.schedule_queue_serving(manager, library.context)
-    manager.changed("libraries", library.id)
+    manager.mark_changed("libraries", library.id)
 
 
 def remove_lost_library(manager: Manager, library: Library, *, reason: str) -> None:
     manager.state.rerun_calls += min(library.slots, len(library.held))
     library.note(manager.state.now, f"lost with its pilot: {reason}")
     why = f"{library.pilot.id} was lost ({reason}): back in the queue, not counted as a try"
-    holding.requeue(manager, detach_library(manager, library), why=why)
+    holding.requeue_calls(manager, detach_library(manager, library), why=why)
 
 
 def detach_library(manager: Manager, library: Library) -> list[Call]:
     """Remove an ended library. Return the calls that the library held."""
-    holding.forgive_broken_gangs(manager.state, library)
+    holding.uncount_broken_gang_runs(manager.state, library)
     held = holding.release_library_calls(manager, library)
     library.state = LibraryState.GONE
-    promise(library, 0)
-    for owner in _owners(manager, library):
+    promise_memory(library, 0)
+    for owner in _records_with_libraries(manager, library):
         owner.libraries.pop(library.id, None)
     library.pilot.used_at = manager.state.now
     manager.state.gone_libraries[library.id] = library
-    forget_oldest(manager.state.gone_libraries, most=KEPT_LIBRARIES)
+    forget_oldest(manager.state.gone_libraries, max_records=KEPT_LIBRARIES)
     _stop_serving(manager, library)
     manager.supply_changed = True
     return held
 
 
-def adopt_found_library(manager: Manager, library: Library, *, reserved_bytes: int, is_hot: bool) -> None:
-    """Record a library that the manager did not know. Raise PolicyError if its memory is not free."""
-    promise(library, reserved_bytes)
+def adopt_found_library(manager: Manager, library: Library, *, reserved_bytes: int, is_loaded: bool) -> None:
+    """Record a library that only its pilot knew. Raise PolicyError if its memory is not free."""
+    promise_memory(library, reserved_bytes)
     places = ", ".join(device.id for device in library.devices)
     library.notes = [(manager.state.now, f"found on {places}: the manager did not know of it")]
     _attach_library(manager, library)
-    if is_hot:
+    if is_loaded:
         library.state = LibraryState.READY
-    update_tiers(manager, library.devices)
+    update_device_tiers(manager, library.devices)
     queues.update_starved_since(manager, library.context)
-    manager.changed("libraries", library.id)
+    manager.mark_changed("libraries", library.id)
 
 
-def readmit_libraries(manager: Manager, pilot: Pilot, there: Iterable[to_manager.LibraryFacts]) -> None:
-    """Restore the libraries of a returned pilot that are listed in the pilot's hello."""
-    kept, pilot.kept = pilot.kept or {}, None
+def restore_returned_libraries(manager: Manager, pilot: Pilot, there: Iterable[to_manager.LibraryFacts]) -> None:
+    """Restore the libraries of a returned pilot that its hello lists."""
+    kept, pilot.restorable_libraries = pilot.restorable_libraries or {}, None
     for device in pilot.devices.values():
         device.tier_since = manager.state.now
     for facts in there:
@@ -267,52 +270,52 @@ def readmit_libraries(manager: Manager, pilot: Pilot, there: Iterable[to_manager
         library, promised_bytes, was = kept[facts.library]
         library.state = was
         _attach_library(manager, library)
-        promise(library, promised_bytes)
-        update_tiers(manager, library.devices)
+        promise_memory(library, promised_bytes)
+        update_device_tiers(manager, library.devices)
         library.note(manager.state.now, "reconnected with its pilot")
         queues.update_load_index(manager, library)
         queues.update_starved_since(manager, library.context)
 
 
-def mark_ready(manager: Manager, library: Library) -> None:
+def mark_library_ready(manager: Manager, library: Library) -> None:
     context = library.context
     library.state = LibraryState.READY
     library.ready_at = library.used_at = manager.state.now
-    update_tiers(manager, library.devices)
-    context.load_failures = context.cut_loads = 0
-    context.lost_loads.clear()
+    update_device_tiers(manager, library.devices)
+    context.load_failures = context.loads_cut_by_walltime = 0
+    context.pilots_lost_while_loading.clear()
     context.last_failure = None
-    context.failed_on.pop(library.pilot.id, None)
+    context.failed_loads_by_pilot.pop(library.pilot.id, None)
     blame.mark_pilot_fit(library.pilot, context.recipe.key)
 
 
-def update_phase(manager: Manager, library: Library, message: to_manager.LibraryUpdate) -> None:
+def update_loading_phase(manager: Manager, library: Library, message: to_manager.LibraryUpdate) -> None:
     if message.phase is not library.phase or not message.line:
         library.note(manager.state.now, message.phase.value)
-    library.phase, library.line = message.phase, message.line
+    library.phase, library.last_output_line = message.phase, message.line
 
 
-def record_engine_load(manager: Manager, library: Library, message: to_manager.LibraryBatch) -> None:
+def record_engine_load(manager: Manager, library: Library, message: to_manager.LibraryEngineReport) -> None:
     library.batch, library.batch_at = message.load, manager.state.now
-    manager.changed("libraries", library.id)
-    if message.times.samples:
-        manager.out.append(RecordSteps(RecipeKey(library.context.recipe.key), library.kind, message.times))
+    manager.mark_changed("libraries", library.id)
+    if message.times.sample_count:
+        manager.commands.append(RecordSteps(RecipeKey(library.context.recipe.key), library.kind, message.times))
 
 
 def record_memory_use(library: Library, memory_bytes: int, device_bytes: int, *, now: float) -> None:
     library.memory_bytes, library.device_bytes = memory_bytes, device_bytes
-    library.measured.append((now, max(memory_bytes, device_bytes)))
-    del library.measured[:-_MOST_MEASURED]
+    library.memory_measurements.append((now, max(memory_bytes, device_bytes)))
+    del library.memory_measurements[:-_MAX_MEASUREMENTS]
 
 
-def set_slots(library: Library, slots: int) -> None:
+def set_library_slots(library: Library, slots: int) -> None:
     if slots:
         library.slots = library.context.slots = slots
 
 
 def fail_waiting_calls(manager: Manager, context: Context, failure: Failure) -> None:
-    context.load_failures = context.cut_loads = 0
-    context.failed_on.clear()
+    context.load_failures = context.loads_cut_by_walltime = 0
+    context.failed_loads_by_pilot.clear()
     for pilot in manager.state.pilots.values():
         blame.mark_pilot_fit(pilot, context.recipe.key)
     for call in list(context.queue):
@@ -321,23 +324,23 @@ def fail_waiting_calls(manager: Manager, context: Context, failure: Failure) -> 
 
 
 # ---- sleep
-_ESTIMATE_FACTOR = 1.1
+_MEMORY_SAFETY_FACTOR = 1.1
 
 
-def asleep_bytes(library: Library) -> int:
-    """Return the bytes that a sleeping library keeps on each device, measured or estimated."""
+def device_bytes_while_asleep(library: Library) -> int:
+    """Return the bytes that a library keeps on each device while it sleeps, measured or estimated."""
     context, facts = library.context, library.devices[0].facts
     known = context.asleep.get(facts.kind)
     if known is not None:
         keeps = known[0]
-    elif facts.on_host:  # a CPU library keeps its weights, estimated from the memory used after the load
-        keeps = int(_ESTIMATE_FACTOR * (context.resident_bytes or library.memory_bytes)) // len(library.devices)
+    elif facts.on_host:  # a CPU library keeps its weights, and the memory use after the load estimates their size
+        keeps = int(_MEMORY_SAFETY_FACTOR * (context.resident_bytes or library.memory_bytes)) // len(library.devices)
     else:
         keeps = facts.process_bytes
     return min(keeps, library.promised_bytes)
 
 
-def host_bytes(library: Library) -> int:
+def host_bytes_for_sleep(library: Library) -> int:
     """Return the host memory that a library needs to sleep, measured or estimated; 0 on a CPU device."""
     context, facts = library.context, library.devices[0].facts
     if facts.on_host:
@@ -351,41 +354,42 @@ def host_bytes(library: Library) -> int:
 
 def order_sleep(manager: Manager, library: Library) -> None:
     """Put a library to sleep. Raise PolicyError if it cannot sleep now, or its pilot lacks the host memory."""
-    keeps, host, pilot = asleep_bytes(library), host_bytes(library), library.pilot
-    if library.state is not LibraryState.READY or library.load or library.resizing or not library.sleeps:
+    keeps, host, pilot = device_bytes_while_asleep(library), host_bytes_for_sleep(library), library.pilot
+    if library.state is not LibraryState.READY or library.load or library.unanswered_resizes or not library.can_sleep:
         raise PolicyError(
             f"library {library.id} cannot sleep: it is {library.state.value}, with load {library.load}"
-            f"{', is being resized' * bool(library.resizing)}{'' if library.sleeps else ', its context cannot sleep'}"
+            f"{', is being resized' * bool(library.unanswered_resizes)}"
+            f"{'' if library.can_sleep else ', its context cannot sleep'}"
         )
     if host > pilot.free_host_bytes_for_sleep:
         raise PolicyError(
             f"{pilot.id} has {pilot.free_host_bytes_for_sleep} bytes left for sleepers, {host} are needed"
         )
     library.awake_bytes, library.host_bytes = library.promised_bytes, host
-    _mark_library_asleep(manager, library, keeps, slept=False)
+    _mark_library_asleep(manager, library, keeps, has_confirmed=False)
     library.note(manager.state.now, "falls asleep")
-    manager.say(pilot, SleepLibrary(library.id, keeps, host))
+    manager.send_to_pilot(pilot, SleepLibrary(library.id, keeps, host))
 
 
 def order_wake(manager: Manager, library: Library) -> None:
-    """Wake a library. Raise PolicyError if it is not asleep, or if its devices lack the memory that it had."""
-    if library.state is not LibraryState.ASLEEP or not library.slept:
+    """Wake a library. Raise PolicyError if it is not asleep, or if the devices have too little free memory for it."""
+    if library.state is not LibraryState.ASLEEP or not library.has_confirmed_sleep:
         raise PolicyError(f"library {library.id} is {library.state.value}; only a sleeping library can be woken")
-    promise(library, max(library.awake_bytes, library.promised_bytes))
+    promise_memory(library, max(library.awake_bytes, library.promised_bytes))
     library.state, library.phase = LibraryState.LOADING, LibraryPhase.WAKING
     library.started_at = manager.state.now
     library.note(manager.state.now, "wakes")
     queues.update_starved_since(manager, library.context)
-    manager.changed("libraries", library.id)
-    manager.say(library.pilot, WakeLibrary(library.id, library.promised_bytes))
+    manager.mark_changed("libraries", library.id)
+    manager.send_to_pilot(library.pilot, WakeLibrary(library.id, library.promised_bytes))
 
 
-def _mark_library_asleep(manager: Manager, library: Library, keeps: int, *, slept: bool) -> None:
-    for call in tuple(library.held.values()):  # held calls exist only if the journal was lost; the pilot refuses them
-        holding.withdraw(manager, call, running=True)
-        holding.requeue(manager, (call,), why=f"back in the queue: lib-{library.id} sleeps")
-    library.slept = slept
-    promise(library, min(keeps, library.promised_bytes))
+def _mark_library_asleep(manager: Manager, library: Library, kept_bytes: int, *, has_confirmed: bool) -> None:
+    for call in tuple(library.held.values()):  # such calls exist only if the journal was lost; the pilot refuses them
+        holding.withdraw_call(manager, call, stops_running=True)
+        holding.requeue_calls(manager, (call,), why=f"back in the queue: lib-{library.id} sleeps")
+    library.has_confirmed_sleep = has_confirmed
+    promise_memory(library, min(kept_bytes, library.promised_bytes))
     library.state = LibraryState.ASLEEP
     _stop_serving(manager, library)
 
@@ -394,40 +398,40 @@ def record_library_asleep(manager: Manager, library: Library, message: to_manage
     keeps, host, state = message.device_memory_bytes, message.host_bytes, manager.state
     library.context.asleep[library.kind] = keeps, host
     if library.state is LibraryState.READY:  # the journal lost the manager's order to sleep
-        _mark_library_asleep(manager, library, keeps, slept=True)
+        _mark_library_asleep(manager, library, keeps, has_confirmed=True)
     if library.state is not LibraryState.ASLEEP:
         return
     room = library.host_bytes + library.pilot.free_host_bytes_for_sleep
-    library.slept, library.host_bytes = True, min(host, max(0, room))
-    holds(manager, library, keeps)
+    library.has_confirmed_sleep, library.host_bytes = True, min(host, max(0, room))
+    promise_used_memory(manager, library, keeps)
     where = f" and {show_bytes(host)} of host memory" if host else ""
     took = f", {show_seconds(message.sleep_s)} to fall asleep" if message.sleep_s else ""
     library.note(state.now, f"asleep: keeps {show_bytes(keeps)} of its device{where}{took}")
 
 
 def record_library_awake(manager: Manager, library: Library, message: to_manager.LibraryAwake) -> bool:
-    """Record that a library serves calls again. Return True if the library was not ready before."""
+    """Record that a library is awake. Return True if it must start to serve calls now."""
     if library.state not in (LibraryState.ASLEEP, LibraryState.LOADING):
         return False
     library.host_bytes = 0
-    holds(manager, library, message.device_memory_bytes)
+    promise_used_memory(manager, library, message.device_memory_bytes)
     if not message.refused:
         library.context.wake_s = message.wake_s
     library.note(manager.state.now, message.refused or f"awake: {show_seconds(message.wake_s)} to wake")
     return True
 
 
-def resume_sleeper(manager: Manager, library: Library, facts: to_manager.LibraryFacts) -> bool:
-    """Compare a library with its pilot's hello, and repeat an unanswered order. Return True if the library sleeps or
+def repeat_sleep_or_wake_order(manager: Manager, library: Library, facts: to_manager.LibraryFacts) -> bool:
+    """After a reconnection, repeat the order to sleep or wake, which may be lost. Return True if the library sleeps or
     wakes.
     """
     if facts.asleep and library.state in (LibraryState.READY, LibraryState.LOADING) and not library.is_waking:
         library.awake_bytes = facts.awake_bytes
-        _mark_library_asleep(manager, library, library.promised_bytes, slept=False)
+        _mark_library_asleep(manager, library, library.promised_bytes, has_confirmed=False)
     if library.is_waking:
-        manager.say(library.pilot, WakeLibrary(library.id, library.promised_bytes))
+        manager.send_to_pilot(library.pilot, WakeLibrary(library.id, library.promised_bytes))
         return True
     if library.state is LibraryState.ASLEEP:
-        manager.say(library.pilot, SleepLibrary(library.id, library.promised_bytes, library.host_bytes))
+        manager.send_to_pilot(library.pilot, SleepLibrary(library.id, library.promised_bytes, library.host_bytes))
         return True
     return False

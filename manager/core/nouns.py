@@ -12,7 +12,7 @@ from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, Recipe
 from stoker.manager.core.call_queue import Queue
 from stoker.manager.core.events import ContextAdvice, VerdictAdvice
-from stoker.manager.core.per_context import Cost, KindRuns, LoadIndex, Paces, Speeds
+from stoker.manager.core.per_context import FunctionCost, KindRuns, LoadIndex, Paces, Speeds
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
 from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
@@ -25,27 +25,27 @@ from stoker.protocol.wire import Inbox
 class CallState(enum.Enum):
     WAITING = "waiting"  # The call is in the queue of its context
     HELD = "held"  # The call was sent to a library or a gang
-    ENDED = "ended"  # The call has ended; its record is kept only for its history
+    ENDED = "ended"  # The call has ended. Its record is kept only so that `stoker explain` can show its history
 
 
 class LibraryState(enum.Enum):
-    LOADING = "loading"  # The library fetches, starts, loads or wakes
+    LOADING = "loading"  # The library fetches files, starts its process, loads its context, or wakes
     READY = "ready"  # The library has its context loaded and serves calls
-    ASLEEP = "asleep"  # The library was ordered to sleep, or sleeps with its context in host memory
-    STOPPING = "stopping"  # The library was ordered to stop; its memory counts until it has ended
+    ASLEEP = "asleep"  # The manager ordered the library to sleep, or it sleeps: its context is in host memory
+    STOPPING = "stopping"  # The manager ordered the library to stop. Its memory counts as used until it has ended
     GONE = "gone"
 
 
 class PilotState(enum.Enum):
     HERE = "here"  # The pilot is connected
-    CUT = "cut"  # The pilot is disconnected and may reconnect with its libraries
-    DRAINING = "draining"  # The pilot gets no new calls and exits after its running calls
+    CUT = "cut"  # The connection to the pilot broke. The pilot may reconnect with its libraries
+    DRAINING = "draining"  # The pilot gets no new calls, and exits when its running calls have ended
     GONE = "gone"  # The pilot has ended or was lost
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class MapRecord:
-    """The last progress report of an open map, and its speed."""
+    """The last progress report of an unfinished map (one function called for many inputs), and the map's speed."""
 
     report: MapReport
     began_at: float
@@ -64,10 +64,12 @@ class Client:
     inbox: Inbox = field(default_factory=Inbox)
     unacked: deque[CallEnd] = field(default_factory=deque)
     first_unacked: int = 0
-    defined: set[str] = field(default_factory=set)  # Keys of the functions and recipes that this client defined
-    refusals: int = 0  # Number of the client's events that made the core raise an exception
-    known_ends: int | None = None  # Results in the journal, from a restart until the client's hello; else None
-    unnamed: set[int] | None = None  # During a resubmission: ids of calls that the client has not repeated yet
+    defined: set[str] = field(default_factory=set)  # Keys of the functions and recipes that this client has sent
+    refusals: int = 0  # Number of messages of this client that made the core raise an exception
+    # From a restart until the client reconnects: number of its results in the journal; else None
+    known_ends: int | None = None
+    # While the client submits its calls again: ids of the calls that it has not sent yet; else None
+    unnamed: set[int] | None = None
     last_call: int = -1  # Highest id of the client's calls
     maps: dict[int, MapRecord] = field(default_factory=dict)
 
@@ -75,18 +77,18 @@ class Client:
 # A time and the text of an event.
 Note = tuple[float, str]
 
-KEPT_CALL_NOTES = 200  # Maximum number of notes of a call. If there are more, the first and the newest are kept
-KEPT_PILOT_NOTES = 100  # Number of newest notes of a pilot that are kept, in addition to the first note
+KEPT_CALL_NOTES = 200  # Maximum number of notes of a call. The first and the newest notes are kept
+KEPT_PILOT_NOTES = 100  # Maximum number of notes of a pilot in addition to its first note. The newest notes are kept
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Group:
+class CallGroup:
     """Data that all calls with the same function, context, client and options share."""
 
     key: object
     client: Client
     context: Context
-    cost: Cost
+    cost: FunctionCost
     options: CallOptions
     open_calls: int = 0
 
@@ -95,40 +97,42 @@ class Group:
         return self.cost.function
 
     @property
-    def expected_s(self) -> float:
+    def expected_run_time_s(self) -> float:
         return self.cost.ordered_s
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class CallPast:
+class CallHistory:
     """Notes and counts that only few calls need."""
 
     notes: list[Note] = field(default_factory=list)
-    kills: int = 0  # Number of libraries that died while they ran this call
-    cuts_beside: int = 0  # Number of times that another call ended the library while this call ran
+    library_deaths: int = 0  # Number of libraries that died while they ran this call
+    ends_by_other_calls: int = 0  # Number of times that another call ended the library in which this call ran
 
 
 class Call(msgspec.Struct, gc=False, eq=False):
-    """One invocation of a function. `holder`: the library or gang that holds the call, or None. The field is cleared at
-    the end, because the garbage collector does not track calls.
+    """One invocation of a function. `holder`: the library or gang to which the call was sent, or None.
+
+    `holder` must be None after the call has ended: Python's garbage collector does not track calls, so it cannot free
+    a cycle of references.
     """
 
     id: CallId
     spec: CallSpec
-    group: Group
+    group: CallGroup
     submitted_at: float
     state: CallState = CallState.WAITING
     holder: Library | Gang | None = None
     sent_at: float = 0.0
     ticket: int = 0
     offered: bool = False
-    late: bool = False  # True if the call cannot meet its deadline; the deadline is then ignored
-    runs_alone: bool = False
-    past: CallPast | None = None
+    late: bool = False  # True if the call cannot meet its deadline any more. Its deadline is then ignored
+    must_run_alone: bool = False
+    history: CallHistory | None = None
 
     @property
     def notes(self) -> list[Note]:
-        return self.past.notes if self.past is not None else []
+        return self.history.notes if self.history is not None else []
 
     @property
     def libraries(self) -> tuple[Library, ...]:
@@ -138,60 +142,70 @@ class Call(msgspec.Struct, gc=False, eq=False):
         return (self.holder,) if self.holder is not None else ()
 
     def note(self, now: float, text: str) -> None:
-        past = self.remember()
+        past = self.get_or_create_history()
         past.notes.append((now, text))
         if len(past.notes) > KEPT_CALL_NOTES:
             del past.notes[KEPT_CALL_NOTES // 2]
 
-    def remember(self) -> CallPast:
-        if self.past is None:
-            self.past = CallPast()
-        return self.past
+    def get_or_create_history(self) -> CallHistory:
+        if self.history is None:
+            self.history = CallHistory()
+        return self.history
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Gang:
     members: tuple[Library, ...]
-    address: str = ""  # Address at which rank 0 listens
-    report: tuple[float, float] | None = None  # Time of the last report, and number of items done by then
+    address: str = ""  # Network address of rank 0, to which the other ranks connect
+    report: tuple[float, float] | None = None  # Time of the last progress report, and number of items done at that time
     ends: dict[LibraryId, CallEnd] = field(default_factory=dict)
 
 
 class Context:
     __slots__ = (
-        "advice", "advised_by", "apart_lacks", "ask_at", "asked_at", "asleep", "by_kind", "cut_after_s", "cut_loads",
-        "ended", "failed_on", "index", "last_failure", "libraries", "limits", "listed_by", "lists", "load_failures",
-        "load_s", "load_total_s", "loads", "lost_loads", "paces", "queue", "rate", "recipe", "refusals",
-        "reported_limits", "resident_bytes", "run_s", "run_total_s", "runs", "served", "sleep_failure", "slots",
-        "speeds", "starved_since", "submitted_at", "unsent", "wake_s",
+        "advice", "advised_by", "asleep", "by_kind", "ended", "failed_loads_by_pilot", "index", "last_failure",
+        "libraries", "limits", "load_failures", "load_s", "load_total_s", "loads", "loads_cut_by_walltime",
+        "longest_cut_load_s", "paces", "pilots_lost_while_loading", "queue", "rate", "recipe", "refusals",
+        "reported_limits", "residency_due_at_count", "residency_ran_at", "resident_bytes", "run_s", "run_total_s",
+        "runs", "served", "set_aside_call_lacks_library", "sleep_failure", "slots", "speeds", "starved_since",
+        "submitted_at", "unsent", "variant_of", "variants", "wake_s",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe, *, by_deadline: bool = False, by_run_time: bool = False) -> None:
         self.recipe = recipe
         self.queue: Queue[Call] = Queue(by_deadline=by_deadline, by_run_time=by_run_time)
         self.libraries: dict[LibraryId, Library] = {}
-        self.index: LoadIndex[Library] = LoadIndex()  # Ready libraries of the context, by load
-        self.advice: dict[str, ContextAdvice] = {}  # Times and memory by device kind, measured or advised
-        self.advised_by = ""  # Source of the advice that arrived before any measurement; empty without such advice
+        self.index: LoadIndex[Library] = LoadIndex()  # Ready libraries of the context, sorted by their number of calls
+        # By device kind: expected or measured times and memory of the context
+        self.advice: dict[str, ContextAdvice] = {}
+        self.advised_by = ""  # Source of the advice that arrived before the first load; empty without such advice
         self.paces = Paces()
-        self.ask_at = 1  # Number of waiting calls at which the residency policy runs again
-        self.asked_at = 0.0  # Time at which the residency policy last ran for this context
-        self.load_failures = 0  # Number of failed loads since the last successful load
+        # Number of waiting calls at which the residency policy decides about this context again
+        self.residency_due_at_count = 1
+        self.residency_ran_at = 0.0  # Time at which the residency policy last decided about this context
+        self.load_failures = 0  # Number of loads in a row that failed
         self.last_failure: Failure | None = None
-        self.failed_on: dict[PilotId, int] = {}  # Number of failed loads by pilot since the pilot's last success
-        self.refusals: Counter[str] = Counter()  # Number of refused offers by case (`RefusalCase`)
-        self.cut_loads = 0  # Loads that the walltime of a pilot cut off since the last successful load
-        self.apart_lacks = False  # True if a call that waits apart (see `retries`) needs a new library on another pilot
-        self.lost_loads: list[Pilot] = []  # Pilots lost while they loaded only this context, since the last success
-        self.cut_after_s = 0.0  # Seconds of the longest load that was cut off
-        self.starved_since: float | None = None  # Time at which calls began to wait without a usable library
+        # By pilot: number of failed loads since the last successful load
+        self.failed_loads_by_pilot: dict[PilotId, int] = {}
+        # Number of offered calls that pilots refused, by reason (`RefusalCase`)
+        self.refusals: Counter[str] = Counter()
+        # Number of loads in a row that did not end before the walltime of their pilot ended
+        self.loads_cut_by_walltime = 0
+        # True if a call outside the queue (see `retries`) needs a library on another pilot
+        self.set_aside_call_lacks_library = False
+        # Pilots that were lost while they did nothing but load this context, since the last load
+        self.pilots_lost_while_loading: list[Pilot] = []
+        self.longest_cut_load_s = 0.0  # Longest time in seconds that a load ran before the walltime of its pilot ended
+        # Time since which calls wait although no library serves the context; None = a library serves it
+        self.starved_since: float | None = None
         self.slots = recipe.slots or 1  # Concurrent calls of one library, from the recipe or the last load
         self.loads = 0
         self.load_s = 0.0
         self.load_total_s = 0.0
         self.wake_s = 0.0
-        self.asleep: dict[str, tuple[int, int]] = {}  # Device and host bytes of a sleeping library, by device kind
-        self.sleep_failure = ""  # Why `sleep` or `wake` failed; if set, the context never sleeps again
+        # By device kind: bytes of device memory and of host memory that a sleeping library keeps
+        self.asleep: dict[str, tuple[int, int]] = {}
+        self.sleep_failure = ""  # Why a library failed to sleep or wake. If this is set, the context never sleeps again
         self.resident_bytes = 0
         self.ended = 0  # Number of ended calls, including cancelled calls
         self.served = 0  # Calls that libraries of the context ran to their end. A gang call counts once per library
@@ -199,23 +213,26 @@ class Context:
         self.runs = 0
         self.run_s = 0.0
         self.run_total_s = 0.0
-        self.by_kind: dict[str, KindRuns] = {}  # Runs by device kind, recorded while kinds are compared
+        # Run times by device kind, measured only if the manager compares the kinds
+        self.by_kind: dict[str, KindRuns] = {}
         self.speeds = Speeds()
         self.submitted_at = 0.0  # Time at which the last call of the context was submitted
-        self.unsent: int | None = None  # Calls that open maps will still submit (-1: unknown); None without a map
-        self.limits = NO_LIMITS  # Limits on the number of libraries, combined over all programs
-        self.reported_limits: dict[ClientId, LibraryLimits] = {}  # Limits by program, including absent programs
-        self.lists: dict[str, Context] = {}  # By recipe key: variants that the calls of this context accept
-        self.listed_by: dict[str, Context] = {}  # Contexts whose calls accept this context as a variant, by recipe key
+        # Number of calls that open maps will still submit; -1 = unknown, None = no open map
+        self.unsent: int | None = None
+        self.limits = NO_LIMITS  # Combined limits of all programs on the number of libraries
+        # Limits on the number of libraries by program, also of disconnected programs
+        self.reported_limits: dict[ClientId, LibraryLimits] = {}
+        self.variants: dict[str, Context] = {}  # Other contexts that can run the calls of this context, by recipe key
+        self.variant_of: dict[str, Context] = {}  # Contexts whose calls this context can run, by recipe key
 
     @property
     def idle(self) -> OrderedDict[LibraryId, Library]:
-        """Libraries of the context with a free slot. The last library in this dict is used first."""
+        """Libraries of the context with a free slot. Policies use the last library in this dict first."""
         return self.index.free
 
     @property
-    def lacking(self) -> tuple[int, float, int] | None:
-        """Sort key of a context whose first waiting call lacks libraries, else None; the smallest is served first."""
+    def starvation_order(self) -> tuple[int, float, int] | None:
+        """Position among the contexts that lack libraries, smallest first; None if the context has enough libraries."""
         head = self.queue.head()
         if head is None:
             return None
@@ -228,10 +245,10 @@ class Context:
 
     @property
     def usable_libraries(self) -> list[Library]:
-        return [library for library in self.libraries.values() if library.usable]
+        return [library for library in self.libraries.values() if library.is_usable]
 
 
-class Judged(msgspec.Struct, frozen=True):
+class RecordedVerdict(msgspec.Struct, frozen=True):
     """The advisor's verdict on a failed call, or on a failed load (`call` is -1)."""
 
     at: float
@@ -246,15 +263,16 @@ class Device:
         self.facts = facts
         self.id = facts.device
         self.libraries: dict[LibraryId, Library] = {}
-        self.promised_bytes = 0  # Memory promised to libraries, including libraries that are stopping
-        self.reported = facts.fault  # Fault that the pilot reports; empty if none
-        self.quarantine: Note | None = None  # End time and reason of the quarantine
+        self.promised_bytes = 0  # Bytes of memory promised to the libraries, also to libraries that are stopping
+        self.reported = facts.fault  # Fault that the pilot reports for this device; empty if the device works
+        # Time at which the quarantine ends, and its reason; None without a quarantine
+        self.quarantine: Note | None = None
         self.tier = "cold"
         self.tier_since = now
 
     @property
     def fault(self) -> str:
-        """Why no library may load on this device; empty if usable."""
+        """Why no context may be loaded on this device; empty if the device can be used."""
         return self.reported or (self.quarantine[1] if self.quarantine else "")
 
     @property
@@ -269,10 +287,11 @@ class Device:
 
 class Library:
     __slots__ = (
-        "awake_bytes", "batch", "batch_at", "context", "device_bytes", "devices", "ended_at", "functions", "held",
-        "host_bytes", "id", "kind", "line", "measured", "memory_bytes", "notes", "over_s", "phase", "pilot",
-        "printed_to", "promised_bytes", "ready_at", "refusal", "required_bytes", "resizing", "served", "sleeps",
-        "slept", "slots", "started_at", "state", "stuck", "taking", "used_at", "zombies",
+        "awake_bytes", "batch", "batch_at", "calls_requested_back", "can_sleep", "context", "device_bytes", "devices",
+        "ended_at", "functions", "has_confirmed_sleep", "held", "host_bytes", "id", "is_stuck", "kind",
+        "last_output_line", "log_position", "memory_bytes", "memory_measurements", "notes", "over_s", "phase",
+        "pilot", "promised_bytes", "ready_at", "refusal", "required_bytes", "served", "slots", "started_at", "state",
+        "unanswered_resizes", "used_at", "withdrawn_calls",
     )  # fmt: skip
 
     def __init__(self, id: LibraryId, context: Context, pilot: Pilot, devices: tuple[Device, ...], now: float) -> None:
@@ -285,21 +304,27 @@ class Library:
         self.slots = context.slots  # Concurrent calls; the value of the context until the library reports its own
         self.state = LibraryState.LOADING
         self.phase = LibraryPhase.STARTING
-        self.line = ""  # Last output line of a long load
-        self.held: dict[int, Call] = {}  # Calls that were sent and have not ended, oldest first
-        self.zombies: dict[int, bool] = {}  # Withdrawn calls that occupy a slot; True = stop the call even if it runs
+        self.last_output_line = ""  # Last line that the library has printed during a long load
+        self.held: dict[int, Call] = {}  # Calls that were sent to the library and have not ended, by id, oldest first
+        # Withdrawn calls that still occupy a slot, by id; True = stop the call even if it runs
+        self.withdrawn_calls: dict[int, bool] = {}
         self.functions: set[FunctionKey] = set()  # Functions that were sent to this library
-        self.stuck = False  # True if running calls take so long that no call may wait here (see `queues`)
-        self.taking = 0  # Calls that the manager has requested back and that have not returned yet
-        self.required_bytes = 0  # Device memory that the last refused call needed; 0 = refused for another reason
+        # True if the running calls take so long that no other call may wait in this library (see `queues`)
+        self.is_stuck = False
+        # Number of calls that the manager has requested back and that have not returned yet
+        self.calls_requested_back = 0
+        # Device memory in bytes that the last refused call needed; 0 = refused for another reason
+        self.required_bytes = 0
         self.refusal = ""  # Why the pilot last refused a call
-        self.over_s = 0.0  # Seconds by which the last refused call would exceed the limit of a decode step; 0 = none
-        self.resizing: list[int] = []  # Resize orders without an answer, oldest first
-        self.sleeps = False  # True if the context can sleep
-        self.slept = False  # True if the pilot has answered the order to sleep
-        self.awake_bytes = 0  # Bytes promised on each device before the library slept
-        self.host_bytes = 0  # Host memory promised to the library while it sleeps or wakes
-        self.printed_to = 0  # Byte offset in the log after the output of the ended calls
+        # Seconds by which the last refused call would make a decoding step too long; 0 = other reason
+        self.over_s = 0.0
+        # Ordered memory sizes in bytes that the pilot has not confirmed yet, oldest first
+        self.unanswered_resizes: list[int] = []
+        self.can_sleep = False
+        self.has_confirmed_sleep = False  # True if the pilot has confirmed the order to sleep
+        self.awake_bytes = 0  # Bytes that were promised on each device before the library fell asleep
+        self.host_bytes = 0  # Bytes of host memory that are promised to the library while it sleeps or wakes
+        self.log_position = 0  # Byte offset in the log at which the output of the ended calls ends
         self.started_at = now
         self.ready_at = now
         self.used_at = now
@@ -307,43 +332,44 @@ class Library:
         self.served = 0
         self.memory_bytes = 0
         self.device_bytes = 0
-        self.measured: list[tuple[float, int]] = []  # Times and sizes of the latest memory measurements
-        self.batch: EngineLoad | None = None  # Last report on the engine's batch; None without a report
+        self.memory_measurements: list[tuple[float, int]] = []  # Latest memory measurements: time, and size in bytes
+        # Last report of the inference engine about its running batch; None without a report
+        self.batch: EngineLoad | None = None
         self.batch_at = now
         self.notes: list[Note] = [(now, f"starts on {', '.join(d.id for d in devices)}")]
 
     @property
     def load(self) -> int:
-        return len(self.held) + len(self.zombies)
+        return len(self.held) + len(self.withdrawn_calls)
 
     @property
     def is_waking(self) -> bool:
         return self.state is LibraryState.LOADING and self.phase is LibraryPhase.WAKING
 
     @property
-    def suspect(self) -> Call | None:
+    def call_that_runs_alone(self) -> Call | None:
         """The call that runs alone in this library, or None."""
         if len(self.held) != 1:
             return None
         (call,) = self.held.values()
-        return call if call.runs_alone else None
+        return call if call.must_run_alone else None
 
     def admits(self, call: Call) -> bool:
         """True unless the pilot is reserved for another call, a call must run alone, or an earlier run of this call
         still occupies a slot.
         """
-        reserved = self.pilot.reserved
-        if reserved is None and not self.held and not self.zombies:  # the most frequent case
+        reserved = self.pilot.reserved_for
+        if reserved is None and not self.held and not self.withdrawn_calls:  # the most frequent case
             return True
-        alone = call.runs_alone and self.load
+        alone = call.must_run_alone and self.load
         free = reserved is None or reserved is call
-        return free and self.suspect is None and not alone and call.id not in self.zombies
+        return free and self.call_that_runs_alone is None and not alone and call.id not in self.withdrawn_calls
 
     def note(self, now: float, text: str) -> None:
         self.notes.append((now, text))
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """True if the library serves calls, or will serve them after its load."""
         return self.state in (LibraryState.LOADING, LibraryState.READY) and self.pilot.state is PilotState.HERE
 
@@ -354,10 +380,11 @@ class Library:
 
 class Pilot:
     __slots__ = (
-        "asked_why", "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "hellos_asked", "host", "id",
-        "inbox", "kept", "lacks", "lasts_s", "libraries", "loss", "loss_settled", "lost_at", "node", "notes", "pid",
-        "rate", "refused_frames", "released", "reserved", "sleeper_bytes", "source", "state", "troubles", "unfit",
-        "unfit_times", "used_at", "verdicts", "was",
+        "advisor_questions", "block", "cache_bytes", "devices", "ended", "ends_at", "failed_loads_in_a_row", "folder",
+        "hello_requests", "host", "id", "inbox", "is_loss_settled", "is_released", "lacks", "libraries",
+        "longest_walltime_left_s", "loss", "lost_at", "node", "notes", "pid", "rate", "refused_frames",
+        "reserved_for", "restorable_libraries", "sleeper_bytes", "source", "state", "state_before_loss", "troubles",
+        "unfit_until", "used_at", "verdicts",
     )  # fmt: skip
 
     def __init__(self, id: PilotId, *, host: str, pid: int, block: str, folder: str, now: float) -> None:
@@ -370,31 +397,38 @@ class Pilot:
         self.devices: dict[DeviceId, Device] = {}
         self.libraries: dict[LibraryId, Library] = {}
         self.inbox = Inbox()
-        self.hellos_asked = 0  # Requests in a row for a new hello; other frames are refused until the hello arrives
+        # Number of requests in a row for a new hello. Until it arrives, other frames are refused
+        self.hello_requests = 0
         self.used_at = now  # Time at which the pilot joined, or its last library ended
-        self.asked_why: dict[str, tuple[float, int]] = {}  # By function: time of the last question, number of questions
-        self.verdicts: list[Judged] = []  # Latest verdicts on failures on this pilot, oldest first
-        self.unfit: dict[str, Note] = {}  # Until when and why the pilot is unfit (see `blame`), by recipe key
-        self.unfit_times: dict[str, int] = {}  # Number of times in a row that the pilot was unfit, by recipe key
+        # By function: time of the last question to the advisor, and number of questions
+        self.advisor_questions: dict[str, tuple[float, int]] = {}
+        # Latest verdicts of the advisor on failures on this pilot, oldest first
+        self.verdicts: list[RecordedVerdict] = []
+        # By recipe key: time until which the pilot loads no such context, and why (see `blame`)
+        self.unfit_until: dict[str, Note] = {}
+        # By recipe key: number of loads in a row that failed because of the pilot
+        self.failed_loads_in_a_row: dict[str, int] = {}
         self.source = ""  # Name of the source of the pilot's block; empty if unknown
         self.node = ""  # Name of the pilot's node in the batch system; empty if unknown
-        # Libraries that may return with a lost pilot, their promises and states; None = the pilot may not return.
-        self.kept: dict[LibraryId, tuple[Library, int, LibraryState]] | None = None
-        self.was = PilotState.HERE  # State of the pilot before it was counted as lost
-        self.reserved: Call | None = None  # The call for which this pilot is reserved (see `retries`)
-        self.released = False  # True if the manager ordered the pilot to exit
+        # By library: the record, promised bytes and state to restore if a lost pilot returns; None = it may not return.
+        self.restorable_libraries: dict[LibraryId, tuple[Library, int, LibraryState]] | None = None
+        self.state_before_loss = PilotState.HERE  # State of the pilot before it was counted as lost
+        # The call that runs alone on this pilot; None if the pilot serves all calls (see `retries`)
+        self.reserved_for: Call | None = None
+        self.is_released = False  # True if the manager ordered the pilot to exit
         self.loss: LossReason | None = None  # Why the pilot was lost, as far as known; None = not lost (see `blocks`)
-        self.loss_settled = False
+        self.is_loss_settled = False
         self.lost_at = 0.0
-        self.lasts_s = 0.0  # Largest remaining walltime ever reported, in seconds; 0 = no limit
+        # Longest remaining walltime that the pilot has reported, in seconds; 0 = no limit
+        self.longest_walltime_left_s = 0.0
         self.ends_at = 0.0  # Time at which the walltime ends; 0 = never
-        self.sleeper_bytes = 0  # Bytes of host memory for sleeping contexts
+        self.sleeper_bytes = 0  # Bytes of host memory that sleeping libraries may use
         self.ended = 0
         self.rate: Counts = deque()  # Number of calls that ended on this pilot in each recent second
         self.cache_bytes = 0
         self.refused_frames = 0
-        self.troubles: tuple[str, ...] = ()  # Problems of the pilot's allocation, such as a missing GPU
-        self.lacks = ""  # Resources that the site promises but the pilot does not have; empty if none
+        self.troubles: tuple[str, ...] = ()  # Problems of the batch job, for example a missing GPU
+        self.lacks = ""  # Resources that the site file promises but the pilot does not have; empty if none are missing
         self.notes: list[Note] = [(now, f"joined from {host} (process {pid})")]
 
     @property

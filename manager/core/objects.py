@@ -6,20 +6,20 @@ from stoker.contexts.recipe import Awareness, ObjectRef, Recipe
 from stoker.manager.core import object_plan
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Pilot, PilotState
-from stoker.manager.core.transfers import Fetch, Peer, Transfers, Way
-from stoker.protocol.to_manager import FetchFailed, ObjectsGone, ObjectsHere, PilotHello, WantObjects
+from stoker.manager.core.transfers import Fetch, FetchMode, Peer, Transfers
+from stoker.protocol.to_manager import FetchFailed, ObjectsCached, ObjectsGone, PilotHello, WantObjects
 
-_MOST_BLAMED = 3  # A peer stops serving after it failed this many pilots, and more pilots than it served
+_MAX_FAILED_PILOTS = 3  # A peer is not used any more after it failed this many pilots, and more than it served
 
 
-def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
-    """Record which objects a joining pilot has, and plan the pilot's earlier fetches again."""
+def connect_peer(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
+    """Record which objects a pilot has that joins, and plan again the fetches that it had before it disconnected."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
         peer = transfers.peers[pilot.id] = Peer(pilot.id)
     elif peer.here:
-        pilot_cut(manager, pilot)
+        disconnect_peer(manager, pilot)
     peer.here, peer.draining, peer.address = True, pilot.state is PilotState.DRAINING, hello.peer
     peer.hands_on.clear()
     peer.blamed = peer.served = 0
@@ -27,14 +27,14 @@ def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
     transfers.caches.setdefault(peer.cache, {})[peer.id] = peer
     for name in hello.objects:
         if name not in peer.has:
-            transfers.hold(peer, transfers.object(name))
+            transfers.add_holder(peer, transfers.get_or_create_object(name))
     wants, peer.wants = peer.wants, {}
     for ref in wants.values():
         if ref.name not in peer.has:
             _plan_fetch(transfers, peer, ref)
 
 
-def pilot_cut(manager: Manager, pilot: Pilot) -> None:
+def disconnect_peer(manager: Manager, pilot: Pilot) -> None:
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
@@ -42,9 +42,9 @@ def pilot_cut(manager: Manager, pilot: Pilot) -> None:
     peer.here = False
     peer.wants = {name: fetch.object.ref for name, fetch in peer.fetches.items()}
     for fetch in list(peer.fetches.values()):
-        transfers.end(fetch)
+        transfers.end_fetch(fetch)
     for object in list(peer.has.values()):
-        transfers.release(peer, object)
+        transfers.remove_holder(peer, object)
     transfers.leaving.pop(peer.id, None)
     near = transfers.caches[peer.cache]
     del near[peer.id]
@@ -53,8 +53,8 @@ def pilot_cut(manager: Manager, pilot: Pilot) -> None:
 
 
 def exclude_draining_pilot(manager: Manager, pilot: Pilot) -> float:
-    """Let other pilots serve the fetches of a draining pilot. Return the maximum seconds that the draining pilot stays
-    to copy its objects.
+    """Stop using a draining pilot as a peer. Return the maximum seconds that it stays so that other pilots can copy its
+    objects.
     """
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
@@ -71,16 +71,16 @@ def exclude_draining_pilot(manager: Manager, pilot: Pilot) -> float:
 
 
 def define_manifest(manager: Manager, name: str, manifest: bytes) -> None:
-    object = manager.state.transfers.object(name)
+    object = manager.state.transfers.get_or_create_object(name)
     object.manifest = object.manifest or manifest
 
 
 def plan_requested_fetches(manager: Manager, pilot: Pilot, message: WantObjects) -> None:
-    """Plan the fetches of objects that a pilot requests, or send the plans again."""
+    """Plan fetches of the objects that a pilot requests. If they are already planned, send the plans again."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
-        manager.state.refuse("objects requested by a disconnected pilot")
+        manager.state.count_refusal("objects requested by a disconnected pilot")
         return
     for ref in message.objects:
         fetch = peer.fetches.get(ref.name)
@@ -98,7 +98,7 @@ def plan_recipe_fetches(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple
     if peer is None or not peer.here or not peer.address or recipe.awareness is Awareness.NONE:
         return ()
     planned = []
-    for ref in recipe.objects:  # a recipe may contain the same content twice
+    for ref in recipe.objects:  # a recipe may contain equal files
         if ref.name not in peer.has and ref.name not in peer.fetches:
             _plan_fetch(transfers, peer, ref)
             planned.append(ref.name)
@@ -106,22 +106,22 @@ def plan_recipe_fetches(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple
 
 
 def _plan_fetch(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:
-    if ref.name in peer.has:  # the object was damaged, or lost before the message about the loss arrived
-        transfers.release(peer, peer.has[ref.name])
-    object = transfers.object(ref.name)
+    if ref.name in peer.has:  # the copy was damaged, or was lost before the message about the loss arrived
+        transfers.remove_holder(peer, peer.has[ref.name])
+    object = transfers.get_or_create_object(ref.name)
     if ref.source or not object.ref.size_bytes:
         object.ref = ref
-    transfers.fetch(peer, object)
+    transfers.start_fetch(peer, object)
 
 
-def record_arrived_objects(manager: Manager, pilot: Pilot, message: ObjectsHere) -> None:
+def record_arrived_objects(manager: Manager, pilot: Pilot, message: ObjectsCached) -> None:
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
-        manager.state.refuse("object received by a disconnected pilot")
+        manager.state.count_refusal("object received by a disconnected pilot")
         return
     for arrival in message.arrivals:
-        object = transfers.object(arrival.name)
+        object = transfers.get_or_create_object(arrival.name)
         if not object.ref.size_bytes:
             object.ref = ObjectRef(arrival.name, arrival.size_bytes)
         object.origin_bytes += arrival.origin_bytes
@@ -131,9 +131,9 @@ def record_arrived_objects(manager: Manager, pilot: Pilot, message: ObjectsHere)
         if fetch is not None:
             if arrival.peer_bytes:
                 _update_source_scores(transfers, fetch)
-            transfers.end(fetch, complete=True)
+            transfers.end_fetch(fetch, complete=True)
         if arrival.name not in peer.has:
-            transfers.hold(peer, object)
+            transfers.add_holder(peer, object)
 
 
 def _update_source_scores(transfers: Transfers, fetch: Fetch) -> None:
@@ -142,21 +142,21 @@ def _update_source_scores(transfers: Transfers, fetch: Fetch) -> None:
     for id in fetch.failed:
         if (peer := transfers.peers.get(id)) is not None:
             peer.blamed += 1
-            if peer.blamed >= max(_MOST_BLAMED, peer.served + 1):
-                _stop_serving(transfers, peer)
+            if peer.blamed >= max(_MAX_FAILED_PILOTS, peer.served + 1):
+                _stop_using_peer(transfers, peer)
 
 
-def _stop_serving(transfers: Transfers, peer: Peer) -> None:
+def _stop_using_peer(transfers: Transfers, peer: Peer) -> None:
     peer.address = ""
     peer.parked.clear()
     for object in peer.has.values():
-        transfers.withdraw(peer, object)
+        transfers.stop_serving(peer, object)
     for fetch in list(peer.fetches.values()):
         fetch.object.able.pop(peer.id, None)
-        if fetch.way is Way.READER:
-            transfers.send(fetch, Way.STRANDED)
+        if fetch.mode is FetchMode.READER:
+            transfers.set_mode(fetch, FetchMode.STRANDED)
             transfers.unsettled[fetch] = None
-        transfers.withdraw(peer, fetch.object)
+        transfers.stop_serving(peer, fetch.object)
 
 
 def remove_lost_objects(manager: Manager, pilot: Pilot, message: ObjectsGone) -> None:
@@ -167,9 +167,9 @@ def remove_lost_objects(manager: Manager, pilot: Pilot, message: ObjectsGone) ->
     for name in message.names:
         fetch = peer.fetches.get(name)
         if fetch is not None:
-            transfers.end(fetch)
+            transfers.end_fetch(fetch)
         elif name in peer.has:
-            transfers.release(peer, peer.has[name])
+            transfers.remove_holder(peer, peer.has[name])
         peer.wants.pop(name, None)
 
 
@@ -181,18 +181,18 @@ def handle_failed_fetch(manager: Manager, pilot: Pilot, message: FetchFailed) ->
         return  # the fetch is no longer planned
     object = fetch.object
     object.reason = message.reason or object.reason
-    if fetch.way is Way.FOLLOWING:
+    if fetch.mode is FetchMode.FOLLOWING:
         transfers.become_leader(fetch)  # the shared cache has lost the object again
     for id in message.peers:
         fetch.failed[id] = None
         source = fetch.sources.get(id)
         if source is not None:
-            transfers.unlink(fetch, source)
+            transfers.remove_source(fetch, source)
     if message.origin:
         fetch.unreadable = True
         object.unreadable[pilot.id] = None
-        was_reader = fetch.way is Way.READER
-        transfers.send(fetch, Way.STRANDED if fetch.way is Way.ALONE else Way.WAITING)
+        was_reader = fetch.mode is FetchMode.READER
+        transfers.set_mode(fetch, FetchMode.STRANDED if fetch.mode is FetchMode.ALONE else FetchMode.WAITING)
         if was_reader:
-            transfers.withdraw(fetch.peer, object)
+            transfers.stop_serving(fetch.peer, object)
     transfers.unsettled[fetch] = None

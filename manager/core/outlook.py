@@ -1,8 +1,9 @@
 """Track open maps (one function called for many inputs), and forecast when the calls of a session are done.
 
-If enough calls have ended recently, the rate of a context is measured. Otherwise it is the number of slots divided by
-the run time. Contexts share devices. So the session needs at least the time of its slowest context, and at least the
-total device time divided by the number of devices. The last calls on slow devices may end later.
+The rate of a context is the number of calls that end per second. It is measured if enough calls have ended recently.
+Otherwise it is the number of slots divided by the run time. The session needs at least the time of its slowest context,
+and at least the device time of all calls divided by the number of devices. The last calls on slow devices may end
+later.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 
 from stoker.manager.core.deadlines import expected_run_s
 from stoker.manager.core.nouns import Client, Context, Gang, Library, LibraryState, MapRecord, PilotState
-from stoker.manager.core.per_context import run_s_on
+from stoker.manager.core.per_context import expected_seconds_on_kind
 from stoker.manager.core.state import State, forget_oldest
 from stoker.protocol import pace
 from stoker.protocol.blocks import BlockPhase
@@ -20,7 +21,7 @@ from stoker.protocol.pace import WorkPace
 from stoker.protocol.status import MapStatus
 from stoker.protocol.to_manager import MapReport
 
-MOST_MAPS = 1000  # Maximum number of unfinished maps that are remembered per program
+MAX_OPEN_MAPS = 1000  # Maximum number of unfinished maps per program that the manager remembers
 
 
 def record_map_report(state: State, client: Client, report: MapReport) -> None:
@@ -29,14 +30,15 @@ def record_map_report(state: State, client: Client, report: MapReport) -> None:
         client.maps.pop(report.map, None)
     elif known is None:
         client.maps[report.map] = MapRecord(report, state.now, WorkPace(state.now))
-        forget_oldest(client.maps, most=MOST_MAPS)
+        forget_oldest(client.maps, max_records=MAX_OPEN_MAPS)
     else:
         before = known.report
-        if report.done > report.kept and before.done == before.kept:  # exclude the load before the first results
+        # do not count the time of the load before the first results
+        if report.done > report.kept and before.done == before.kept:
             context = state.contexts.get(report.context)
             here = context.libraries.values() if context is not None else ()
             ready = (library.ready_at for library in here if library.state is LibraryState.READY)
-            known.pace.wait(max(known.began_at, min(ready, default=known.began_at)))
+            known.pace.record_wait(max(known.began_at, min(ready, default=known.began_at)))
         known.pace.add((report.done - report.kept) - (before.done - before.kept), state.now)
         known.report = report
     _update_unsent_call_count(state, report.context)
@@ -66,11 +68,11 @@ def _count_unsubmitted_calls(state: State, context: Context) -> int:
     return sum(max(0, record.report.unsent) for _, record in _open_maps(state) if record.report.context == key)
 
 
-def statuses(state: State) -> tuple[MapStatus, ...]:
-    return tuple(_status(state, client, record) for client, record in _open_maps(state))
+def list_map_statuses(state: State) -> tuple[MapStatus, ...]:
+    return tuple(_build_map_status(state, client, record) for client, record in _open_maps(state))
 
 
-def _status(state: State, client: Client, record: MapRecord) -> MapStatus:
+def _build_map_status(state: State, client: Client, record: MapRecord) -> MapStatus:
     report, now = record.report, state.now
     left_s = record.pace.left_s(report.total - report.done, now) if report.total >= 0 else None
     context = state.contexts.get(report.context)
@@ -80,9 +82,9 @@ def _status(state: State, client: Client, record: MapRecord) -> MapStatus:
     )  # fmt: skip
 
 
-_MEASURED_ROUNDS = 2  # A measured rate is used if at least this number of calls per slot have ended recently
-_MEASURED_S = 5.0  # A measured rate is used from this many seconds after the first result
-_HERE = (PilotState.HERE, PilotState.CUT)
+_MIN_RECENT_CALLS_PER_SLOT = 2  # A measured rate is used if at least this many calls per slot have ended recently
+_MIN_SECONDS_AFTER_FIRST_RESULT = 5.0  # A measured rate is used from this many seconds after the first result
+_PRESENT_STATES = (PilotState.HERE, PilotState.CUT)
 
 
 def estimate_session_time_left(state: State) -> tuple[float, float]:
@@ -97,20 +99,20 @@ def estimate_session_time_left(state: State) -> tuple[float, float]:
         devices = _count_expected_devices(state)
     longest = device_s = 0.0
     for context in state.contexts.values():
-        if not (open_calls := _open(state, context)):
+        if not (open_calls := _count_open_calls(state, context)):
             continue
         left_s = seconds_until_context_done(state, context)
         if not left_s:
             return 0.0, pilot_in_s
         longest = max(longest, left_s)
-        rate, libraries = _rate(state, context)
+        rate, libraries = _estimate_rate(state, context)
         device_s += open_calls / rate * libraries * context.recipe.needs.devices if rate else left_s
     return max(longest, device_s / max(1, devices)), pilot_in_s
 
 
 def seconds_until_context_done(state: State, context: Context) -> float:
-    open_calls = _open(state, context)
-    rate, _ = _rate(state, context)
+    open_calls = _count_open_calls(state, context)
+    rate, _ = _estimate_rate(state, context)
     maps = (record.report for _, record in _open_maps(state))
     has_unknown_length = any(each.total < 0 and each.context == context.recipe.key for each in maps)
     if open_calls and rate and not has_unknown_length:
@@ -131,17 +133,17 @@ def _seconds_until_held_calls_end(state: State, context: Context) -> float:
 
 def seconds_until_call_start(state: State, context: Context, before: int) -> float:
     """Return the seconds until a call with `before` calls ahead of it starts; 0 = unknown."""
-    rate, _ = _rate(state, context)
+    rate, _ = _estimate_rate(state, context)
     is_known = rate and context.usable_libraries
     return _seconds_until_library_ready(state, context) + (before + 1) / rate if is_known else 0.0
 
 
 def count_held_calls(context: Context) -> int:
     """Return the number of calls that the libraries of the context hold. A gang call counts once."""
-    return sum(_held(library) for library in context.libraries.values())
+    return sum(_count_calls_of_library(library) for library in context.libraries.values())
 
 
-def _held(library: Library) -> int:
+def _count_calls_of_library(library: Library) -> int:
     first = next(iter(library.held.values()), None)
     if first is None or not isinstance(first.holder, Gang):
         return len(library.held)
@@ -149,12 +151,12 @@ def _held(library: Library) -> int:
     return sum(not isinstance(holder, Gang) or holder.members[0] is library for holder in holders)
 
 
-def _open(state: State, context: Context) -> int:
+def _count_open_calls(state: State, context: Context) -> int:
     return context.queue.count + count_held_calls(context) + _count_unsubmitted_calls(state, context)
 
 
-def _rate(state: State, context: Context) -> tuple[float, int]:
-    """Return how many calls of the context end per second (0 = unknown), and the context's number of libraries."""
+def _estimate_rate(state: State, context: Context) -> tuple[float, int]:
+    """Return how many calls of the context end per second (0 = unknown), and how many libraries the context has."""
     usable = context.usable_libraries
     ready = [x for x in usable if x.state is LibraryState.READY]
     libraries = ready or usable
@@ -167,14 +169,15 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
         devices = _count_present_devices(state) or _count_expected_devices(state)
         count = max(1, devices // max(1, context.recipe.needs.devices))
         slots = context.slots * count
-    is_measured = pace.seconds_since_first_count(context.rate, now=state.now) >= _MEASURED_S
-    if ready and is_measured and pace.recent_total(context.rate, now=state.now) >= _MEASURED_ROUNDS * slots:
+    is_measured = pace.seconds_since_first_count(context.rate, now=state.now) >= _MIN_SECONDS_AFTER_FIRST_RESULT
+    if ready and is_measured and pace.recent_total(context.rate, now=state.now) >= _MIN_RECENT_CALLS_PER_SLOT * slots:
         return pace.recent_rate_per_second(context.rate, now=state.now), count
     first = (next(iter(x.held.values())) for x in ready if x.held)
-    longest_s = max((state.now - call.sent_at for call in first), default=0.0)  # a long call delays later calls
+    # a call that already runs for longer than usual delays later calls
+    longest_s = max((state.now - call.sent_at for call in first), default=0.0)
     run_s = max(context.run_s, longest_s) if context.run_s else 0.0
     if context.speeds.of and run_s > longest_s and libraries:
-        runs_s = (run_s_on(context.speeds, context, x.kind) or run_s for x in libraries)
+        runs_s = (expected_seconds_on_kind(context.speeds, context, x.kind) or run_s for x in libraries)
         return sum(x.slots / each_s for x, each_s in zip(libraries, runs_s, strict=True)) / gang, count
     return (slots / gang / run_s if run_s else 0.0), count
 
@@ -188,12 +191,12 @@ def _seconds_until_library_ready(state: State, context: Context) -> float:
 
 
 def _count_present_devices(state: State) -> int:
-    here = (pilot for pilot in state.pilots.values() if pilot.state in _HERE)
+    here = (pilot for pilot in state.pilots.values() if pilot.state in _PRESENT_STATES)
     return sum(not device.facts.spare for pilot in here for device in pilot.devices.values())
 
 
 def _count_expected_devices(state: State) -> int:
-    sources = [block.source for block in state.blocks.values() if block.coming]
+    sources = [block.source for block in state.blocks.values() if block.has_expected_pilot]
     known = [sum(not facts.spare for facts in source.devices) or source.source.slots for source in sources]
     return max(1, min((count for count in known if count), default=1))
 
@@ -202,6 +205,6 @@ def _seconds_until_first_pilot(state: State) -> float:
     waits = [
         block.expected_at - state.now
         for block in state.blocks.values()
-        if block.coming and block.phase is BlockPhase.PENDING and block.expected_at > state.now
+        if block.has_expected_pilot and block.phase is BlockPhase.PENDING and block.expected_at > state.now
     ]
     return min(waits, default=0.0)

@@ -1,7 +1,7 @@
-"""Index the libraries of each context by load, and note when its waiting calls need more libraries.
+"""Sort the libraries of each context by their number of calls, and note when waiting calls need more libraries.
 
-*Stuck libraries*: if a long call blocks calls that were sent to the library in advance (`Dispatch.window`), a timer
-requeues the blocked calls. The library gets no more calls in advance until one of its calls ends.
+*Stuck libraries*: a library may hold more calls than it has slots (`Dispatch.window`). If long calls occupy all slots,
+a timer requeues the calls behind them. Until one of its calls ends, the library gets no more calls than free slots.
 
 *Variants*: a call may list other contexts that can serve it. The call waits in the queue of its own context. A library
 with free slots and an empty queue also takes calls that list its context (`Dispatch.pull_others`).
@@ -14,26 +14,27 @@ from itertools import islice
 
 from stoker.manager.core import blame
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, Context, Group, Library
+from stoker.manager.core.nouns import Call, CallGroup, Context, Library
 from stoker.manager.core.per_context import CLOSED, FREE, FULL
 
 STUCK_TIMER = "stuck"
-STUCK_S = 1.0  # A library is stuck if all its slots are busy for this many seconds and for `LINGERS` usual run times
-LINGERS = 4  # Number of usual run times after which the end of a running call is unpredictable
+# A library is stuck if all its slots are busy for this many seconds and for `LONG_RUN_FACTOR` usual run times.
+STUCK_AFTER_S = 1.0
+LONG_RUN_FACTOR = 4  # If a call takes longer than this many usual run times, nobody knows when it ends
 
 
 def is_unlikely_to_free_slot(now: float, library: Library, *, load_s: float) -> bool:
-    """Return True if loading another library is probably faster than waiting for a slot of this library."""
+    """Return True if loading another library is probably faster than waiting for a free slot of this library."""
     full = all_slots_occupied_since(library)
-    if full is None or now - full < max(STUCK_S, load_s):
+    if full is None or now - full < max(STUCK_AFTER_S, load_s):
         return False
     running = islice(library.held.values(), library.slots)
     usual_s = max((call.group.cost.run_s for call in running), default=library.context.run_s)
-    return now - full >= LINGERS * usual_s
+    return now - full >= LONG_RUN_FACTOR * usual_s
 
 
 def all_slots_occupied_since(library: Library) -> float | None:
-    place = library.slots - 1 - len(library.zombies)
+    place = library.slots - 1 - len(library.withdrawn_calls)
     if place < 0:
         return library.ended_at
     last = next(islice(library.held.values(), place, None), None)
@@ -44,36 +45,40 @@ def has_room(manager: Manager, library: Library) -> bool:
     load = library.load
     if load < library.slots:
         return True
-    return not library.stuck and load < manager.policies.dispatch.window(manager.state, library)
+    return not library.is_stuck and load < manager.policies.dispatch.window(manager.state, library)
 
 
 def update_load_index(manager: Manager, library: Library) -> bool:
-    """Update the entry of a library in the load index. Return True if the library can take more calls."""
+    """Update the place of a library in the load index. Return True if the library can take more calls."""
     index, held = library.context.index, len(library.held)
-    if not library.is_serving or library.pilot.reserved is not None or (held == 1 and library.suspect is not None):
-        index.drop(library)
+    if (
+        not library.is_serving
+        or library.pilot.reserved_for is not None
+        or (held == 1 and library.call_that_runs_alone is not None)
+    ):
+        index.remove_library(library)
         index.end_burst(library)
         return False
-    load = held + len(library.zombies)
+    load = held + len(library.withdrawn_calls)
     if load < library.slots:
-        library.stuck = False
-        index.put(library, FREE)
+        library.is_stuck = False
+        index.set_level(library, FREE)
         return True
-    room = not library.stuck and load < manager.policies.dispatch.window(manager.state, library)
+    room = not library.is_stuck and load < manager.policies.dispatch.window(manager.state, library)
     waiting = load - library.slots
     if waiting == FULL and not room:
-        index.put(library, CLOSED)
+        index.set_level(library, CLOSED)
         return False
-    index.put(library, waiting)
+    index.set_level(library, waiting)
     if STUCK_TIMER not in manager.state.timers:
-        manager.set_timer(STUCK_TIMER, manager.state.now + STUCK_S)
+        manager.set_timer(STUCK_TIMER, manager.state.now + STUCK_AFTER_S)
     return room
 
 
-def contexts_serving_group(group: Group) -> Iterator[Context]:
+def contexts_serving_group(group: CallGroup) -> Iterator[Context]:
     yield group.context
     for key in group.options.variants:
-        other = group.context.lists.get(key)
+        other = group.context.variants.get(key)
         if other is not None:
             yield other
 
@@ -81,24 +86,24 @@ def contexts_serving_group(group: Group) -> Iterator[Context]:
 def libraries_serving_context(context: Context) -> Iterator[Library]:
     """Yield the libraries that can run the calls of a context. The context's own libraries come first."""
     yield from context.libraries.values()
-    for other in context.lists.values():
+    for other in context.variants.values():
         yield from other.libraries.values()
 
 
 def remove_call_from_queue(manager: Manager, call: Call) -> None:
     context = call.group.context
-    context.queue.leave(call)
+    context.queue.remove(call)
     record_queue_shrinkage(manager, context)
 
 
 def put_call_back_in_queue(manager: Manager, call: Call) -> None:
     context = call.group.context
-    trial = manager.state.trials.get(call.id)
-    if trial is None or not blame.needs_special_placement(manager, call, trial):
+    setbacks = manager.state.setbacks.get(call.id)
+    if setbacks is None or not blame.must_be_set_aside(manager, call, setbacks):
         context.queue.put_back(call)
     else:
-        context.queue.hold_back(call)
-        manager.apart_due = True
+        context.queue.set_aside(call)
+        manager.set_aside_calls_due = True
     record_queue_growth(manager, context)
 
 
@@ -108,25 +113,25 @@ def record_queue_growth(manager: Manager, context: Context) -> None:
         manager.state.waiting_contexts[context.recipe.key] = context
         manager.demand_changed = True
         update_starved_since(manager, context)
-    if context.queue.count >= context.ask_at:
-        context.ask_at = 2 * context.queue.count
-        manager.dirty[context] = None
+    if context.queue.count >= context.residency_due_at_count:
+        context.residency_due_at_count = 2 * context.queue.count
+        manager.contexts_to_decide[context] = None
         manager.demand_changed = True
 
 
 def record_queue_shrinkage(manager: Manager, context: Context) -> None:
     count = context.queue.count
     if not count:
-        context.ask_at = 1
+        context.residency_due_at_count = 1
         context.starved_since = None
         manager.state.waiting_contexts.pop(context.recipe.key, None)
-    elif 4 * count < context.ask_at:
-        context.ask_at = 2 * count
+    elif 4 * count < context.residency_due_at_count:
+        context.residency_due_at_count = 2 * count
 
 
 def update_starved_since(manager: Manager, changed: Context) -> None:
-    for context in (changed, *changed.listed_by.values()):
-        if not context.queue.count or any(library.usable for library in libraries_serving_context(context)):
+    for context in (changed, *changed.variant_of.values()):
+        if not context.queue.count or any(library.is_usable for library in libraries_serving_context(context)):
             context.starved_since = None
         elif context.starved_since is None:
             context.starved_since = manager.state.now

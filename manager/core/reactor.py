@@ -1,8 +1,9 @@
-"""List the manager's steps for each event.
+"""Handle the manager's events: this module lists the steps for each event and message.
 
 `Core.handle(event, now) -> [Command]` is a pure function, used by the live server and the simulator. Each function
-below calls the steps of one event or message in order. A step calls no function of this file. Policies decide again
-about a context only when its queue has doubled, its calls were requeued, devices changed, or a timer fires.
+below calls the steps of one event or message in order. The steps are in other modules, and none calls a function of
+this module. Policies decide again about a context only when its queue has doubled, its calls were requeued, devices
+changed, or a timer fires.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ from stoker.protocol import bounds, to_client, to_manager, to_pilot
 from stoker.protocol.ids import ClientId, PilotId
 from stoker.protocol.to_manager import ClientHello, PilotHello, Submit
 from stoker.protocol.to_pilot import FunctionBlob, PilotWelcome
-from stoker.protocol.wire import why_not
+from stoker.protocol.wire import explain_mismatch
 
 
 class Core:
-    """The manager of one session. `state` is read-only. See `Manager` for `strict` and `watch`."""
+    """The scheduler of one session. `state` is read-only. See `Manager` for `strict` and `watch`."""
 
     def __init__(
         self,
@@ -74,17 +75,17 @@ class Core:
         """Handle an event, and return the commands to carry out. `now`: time in seconds, which must not decrease."""
         manager = self.manager
         manager.state.now = now
-        react(manager, event)
-        out, manager.out = manager.out, []
+        handle_event(manager, event)
+        out, manager.commands = manager.commands, []
         return out
 
     def pass_on(self, event: FromPilot | FromClient, now: float) -> list[Command]:
-        """Return commands that forward pieces of results. The journal does not record these pieces."""
+        """Return commands that forward pieces of results, which are not in the journal and never passed to `handle`."""
         return clients.forward_result_pieces(self.state, event, now)
 
     def start(self) -> list[Command]:
         """Return commands that set the first timers of policies."""
-        out, self.manager.out = self.manager.out, []
+        out, self.manager.commands = self.manager.commands, []
         return out
 
     def configure(self, *, heartbeat_s: float, lease_s: float) -> None:
@@ -93,14 +94,14 @@ class Core:
 
     def discard_pending_commands(self) -> None:
         """Drop the commands of an event that raised an exception."""
-        self.manager.out.clear()
+        self.manager.commands.clear()
 
 
-_SETTLE_TURNS = 100  # Maximum number of times that the policies decide at the end of an event
-_LACKS_NOTHING = (math.inf, 0.0, 0)
+_MAX_DECISION_TURNS = 100  # Maximum number of times that policies decide after one event, in case they never finish
+_SERVED_LAST = (math.inf, 0.0, 0)
 
 
-def react(manager: Manager, event: Event) -> None:
+def handle_event(manager: Manager, event: Event) -> None:
     state = manager.state
     match event:
         case FromPilot():
@@ -121,7 +122,7 @@ def react(manager: Manager, event: Event) -> None:
             on_manager_restarted(manager)
         case events.SessionDefined(sources=sources, lease_s=lease_s):
             state.lease_s = lease_s or state.lease_s
-            blocks.set_sources(manager, sources)
+            blocks.replace_sources(manager, sources)
             nodes.check_nodes_of_all_sources(manager)
         case events.NodesHeard(records=records):
             nodes.adopt_newer_records(manager, records)
@@ -133,25 +134,25 @@ def react(manager: Manager, event: Event) -> None:
             clients.handle_refused_event(manager, event)
         case events.FramesRefused(counts=counts):
             for what, count in counts.items():
-                state.refuse(what, count)
+                state.count_refusal(what, count)
         case events.Noticed(text=text):
-            state.notice(text)
+            state.add_notice(text)
         case events.RecordsLost():
             clients.mark_journal_records_lost(state)
         case events.EndsKept(ends=ends):
-            state.kept_ends.update({end.call: end for end in ends})
+            state.results_of_old_journal.update({end.call: end for end in ends})
         case events.SessionKept():
-            state.kept = True
+            state.outlives_clients = True
         case events.SessionEnded(reason=reason):
             clients.end_session(manager, reason)
         case _:
             assert_never(event)
-    settle(manager)
+    finish_event(manager)
 
 
 def on_manager_restarted(manager: Manager) -> None:
     state = manager.state
-    if state.next_library > 1 or state.next_client:  # skip ids that the lost end of the journal may have used
+    if state.next_library > 1 or state.next_client:  # skip ids that may be in records that the journal has lost
         state.next_library += 1000 - state.next_library % 1000
         state.next_client += 100 - state.next_client % 100
     if state.next_block > 1:
@@ -171,57 +172,57 @@ def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
         pilot = on_pilot_hello(manager, event.pilot, messages[0])
         messages = messages[1:]
     elif pilot is None:
-        pilot_reports.refuse_unknown(manager, event.pilot)
+        pilot_reports.answer_unknown_pilot(manager, event.pilot)
     if pilot is None:
         return
-    if pilot.hellos_asked and event.sequence:
-        state.refuse("frame of a pilot before the hello that the manager requested")
+    if pilot.hello_requests and event.sequence:
+        state.count_refusal("frame of a pilot before the hello that the manager requested")
         return
     if not pilot.inbox.accept(event.sequence):
-        state.refuse("repeated or early frame of a pilot")
-        manager.say(pilot, to_pilot.Ack(pilot.inbox.last))
+        state.count_refusal("repeated or early frame of a pilot")
+        manager.send_to_pilot(pilot, to_pilot.Ack(pilot.inbox.last))
         return
     for message in messages:
-        if pilot.state is PilotState.GONE:  # an earlier message ended the pilot
+        if pilot.state is PilotState.GONE:  # an earlier message of this frame has ended the pilot
             break
         if wrong := bounds.describe_invalid_message(message):
             pilot_reports.reject_invalid_pilot(manager, pilot, wrong)
             return
         on_pilot_message(manager, pilot, message)
     if event.sequence:
-        manager.say(pilot, to_pilot.Ack(event.sequence))
+        manager.send_to_pilot(pilot, to_pilot.Ack(event.sequence))
 
 
 def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot | None:
     """Admit a pilot that joins, reconnects or returns. Return None if the hello is refused."""
     state = manager.state
     pilot, gone = state.pilots.get(id), state.gone_pilots.get(id)
-    if wrong := pilot_reports.pilot_refusal_reason(state, id, message):
-        state.refuse("hello of a refused pilot")
-        manager.out.append(events.ToPilot(id, to_pilot.PilotRefused(wrong)))
+    if wrong := pilot_reports.why_hello_is_refused(state, id, message):
+        state.count_refusal("hello of a refused pilot")
+        manager.commands.append(events.ToPilot(id, to_pilot.PilotRefused(wrong)))
         return None
     known = pilot or gone
     if known is not None and pilot_reports.request_newer_hello(manager, known, message):
         return None
     if gone is not None:
-        pilot = pilot_reports.restore_rejoined_pilot(manager, gone, message)
+        pilot = pilot_reports.restore_returned_pilot(manager, gone, message)
     elif pilot is None:
-        pilot = pilot_reports.join(manager, id, message)
+        pilot = pilot_reports.add_joining_pilot(manager, id, message)
     else:
         pilots.mark_pilot_reconnected(manager, pilot)
     lost = pilot.inbox.skip_to(message.acknowledged)
     if lost:
-        state.notice(JOURNAL_LOST)
+        state.add_notice(JOURNAL_LOST)
     known_ids = [facts.library for facts in message.libraries]
     state.next_library = max(state.next_library, message.last_library + 1, *(id + 1 for id in known_ids))
     pilots.set_pilot_walltime(manager, pilot, message.ends_in_s)
-    objects.pilot_joined(manager, pilot, message)
+    objects.connect_peer(manager, pilot, message)
     welcome = PilotWelcome(state.session, manager.heartbeat_s, manager.lease_s, again=lost, hello=message.number)
-    manager.say(pilot, welcome)
+    manager.send_to_pilot(pilot, welcome)
     pilot_reports.reconcile_pilot_with_hello(manager, pilot, message)
-    pilot_reports.handle_hello_device_faults(manager, pilot, message.faults, lost=lost)
+    pilot_reports.handle_hello_device_faults(manager, pilot, message.faults, may_lack_reports=lost)
     nodes.check_devices_at_hello(manager, pilot)
-    pilots.supply_changed(manager, pilot)
+    pilots.mark_supply_changed(manager, pilot)
     return pilot
 
 
@@ -232,7 +233,7 @@ def on_pilot_message(manager: Manager, pilot: Pilot, message: Any) -> None:
     elif (library := pilot.libraries.get(message.library)) is not None:
         step(manager, library, message)
     else:
-        manager.state.refuse("message of a library that the pilot does not have")
+        manager.state.count_refusal("message of a library that the pilot does not have")
 
 
 _PILOT_STEPS: dict[type, Callable[[Manager, Pilot, Any], object]] = {
@@ -241,27 +242,29 @@ _PILOT_STEPS: dict[type, Callable[[Manager, Pilot, Any], object]] = {
     to_manager.DeviceFault: pilot_reports.handle_device_fault,
     to_manager.WalltimeUpdate: pilots.update_pilot_walltime,
     to_manager.WantObjects: objects.plan_requested_fetches,
-    to_manager.ObjectsHere: objects.record_arrived_objects,
+    to_manager.ObjectsCached: objects.record_arrived_objects,
     to_manager.ObjectsGone: objects.remove_lost_objects,
     to_manager.FetchFailed: objects.handle_failed_fetch,
-    to_manager.SnapshotHere: libraries.register_snapshot,
-    PilotHello: lambda manager, _pilot, _message: manager.state.refuse("hello in the middle of a frame"),
+    to_manager.SnapshotWritten: libraries.register_snapshot,
+    PilotHello: lambda manager, _pilot, _message: manager.state.count_refusal("hello in the middle of a frame"),
 }
 _LIBRARY_STEPS: dict[type, Callable[[Manager, Library, Any], object]] = {
-    to_manager.CallsEnded: dispatch.calls_ended,
+    to_manager.CallsEnded: dispatch.handle_ended_calls,
     to_manager.CallsReturned: dispatch.requeue_returned_calls,
     to_manager.OfferAccepted: dispatch.handle_accepted_offer,
     to_manager.CallsProgress: dispatch.handle_call_progress,
-    to_manager.CallEvicted: dispatch.call_evicted,
+    to_manager.CallEvicted: dispatch.requeue_evicted_call,
     to_manager.GangMeets: gangs.forward_rank0_address,
-    to_manager.LibraryUpdate: libraries.update_phase,
+    to_manager.LibraryUpdate: libraries.update_loading_phase,
     to_manager.LibraryReady: pilot_reports.handle_ready_library,
     to_manager.LibraryGone: pilot_reports.handle_ended_library,
-    to_manager.LibraryResized: libraries.resized,
+    to_manager.LibraryResized: libraries.handle_resize_answer,
     to_manager.LibraryAsleep: libraries.record_library_asleep,
     to_manager.LibraryAwake: pilot_reports.handle_awake_library,
-    to_manager.LibraryBatch: libraries.record_engine_load,
-    to_manager.CallYielded: lambda manager, *_: manager.state.refuse("pieces of results in a frame for the journal"),
+    to_manager.LibraryEngineReport: libraries.record_engine_load,
+    to_manager.CallYielded: lambda manager, *_: manager.state.count_refusal(
+        "pieces of results in a frame for the journal"
+    ),
 }
 
 
@@ -273,33 +276,33 @@ def on_client_frame(manager: Manager, event: FromClient) -> None:
         client = on_client_hello(manager, event.client, messages[0])
         messages = messages[1:]
     elif client is None or client.gone:
-        state.refuse("frame of a client before its hello")
+        state.count_refusal("frame of a client before its hello")
         return
     if client is None:
         return
     if not client.inbox.accept(event.sequence):
-        state.refuse("repeated or early frame of a client")
-        manager.tell(client, to_client.Ack(client.inbox.last))
+        state.count_refusal("repeated or early frame of a client")
+        manager.send_to_client(client, to_client.Ack(client.inbox.last))
         return
     for message in messages:
         wrong = "" if type(message) is Submit else bounds.describe_invalid_message(message)
         if wrong:
-            state.refuse("message of a client with an invalid value")
-            manager.tell(client, to_client.Rejected(wrong))
+            state.count_refusal("message of a client with an invalid value")
+            manager.send_to_client(client, to_client.Rejected(wrong))
         else:
             on_client_message(manager, client, message)
     if event.sequence:
-        manager.tell(client, to_client.Ack(event.sequence))
+        manager.send_to_client(client, to_client.Ack(event.sequence))
 
 
 def on_client_hello(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
     """Admit a client that joins or reconnects. Return None if the hello is refused."""
     state = manager.state
-    wrong = why_not(message, session=state.session) or bounds.describe_invalid_message(message)
+    wrong = explain_mismatch(message, session=state.session) or bounds.describe_invalid_message(message)
     if wrong:
-        state.refuse("client of another session or version")
-    if wrong := wrong or state.banned.get(id, ""):
-        manager.out.append(events.ToClient(id, to_client.ClientRefused(wrong)))
+        state.count_refusal("client of another session or version")
+    if wrong := wrong or state.ban_reasons.get(id, ""):
+        manager.commands.append(events.ToClient(id, to_client.ClientRefused(wrong)))
         return None
     client = state.clients.get(id)
     is_new = client is None
@@ -311,18 +314,20 @@ def on_client_hello(manager: Manager, id: ClientId, message: ClientHello) -> Cli
     if lost and not client.observer:
         pilots.begin_client_resubmission(manager, client)
     elif lost and not is_new:
-        state.notice(JOURNAL_LOST)
+        state.add_notice(JOURNAL_LOST)
     if client.unnamed is not None:
         client.inbox.last = message.acknowledged
-    clients.mark_connected(manager, client)
-    manager.tell(client, to_client.ClientWelcome(state.session, client.number, again=client.unnamed is not None))
+    clients.mark_client_connected(manager, client)
+    manager.send_to_client(
+        client, to_client.ClientWelcome(state.session, client.number, again=client.unnamed is not None)
+    )
     if client.unacked and client.unnamed is None:
-        manager.tell(client, to_client.Results(client.first_unacked, list(client.unacked)))
+        manager.send_to_client(client, to_client.Results(client.first_unacked, list(client.unacked)))
     if client.factory:
         state.factory_trouble = ""
         block_orders.send_blocks_to_factory(manager, client)
-    if state.ending:
-        manager.tell(client, to_client.SessionOver(state.ending))
+    if state.end_reason:
+        manager.send_to_client(client, to_client.SessionOver(state.end_reason))
     return client
 
 
@@ -345,15 +350,15 @@ def on_client_message(manager: Manager, client: Client, message: to_manager.From
         case to_manager.MapReport():
             outlook.record_map_report(state, client, message)
         case to_manager.AskStatus():
-            manager.tell(client, report.session_status(state))
+            manager.send_to_client(client, report.build_session_status(state))
         case to_manager.AskStory(subject=subject):
-            manager.tell(client, story.tell_story(state, subject))
+            manager.send_to_client(client, story.tell_story(state, subject))
         case to_manager.AskCalls(limit=limit, state=only):
-            manager.tell(client, report.list_calls(state, limit=limit, only=only))
-        case to_manager.WantPilots():
+            manager.send_to_client(client, report.list_calls(state, limit=limit, only=only))
+        case to_manager.ParslBlockStates():
             on_program_blocks(manager, client, message)
         case to_manager.BlockUpdate() | to_manager.SourceTrouble() if not client.factory:
-            state.refuse("update of blocks from a client that is not the factory")
+            state.count_refusal("update of blocks from a client that is not the factory")
         case to_manager.BlockUpdate():
             on_block_update(manager, message)
         case to_manager.SourceTrouble():
@@ -365,11 +370,11 @@ def on_client_message(manager: Manager, client: Client, message: to_manager.From
         case to_manager.EndSession(reason=reason):
             clients.end_session(manager, reason or "its client ended it")
         case to_manager.PiecesTaken():
-            state.refuse("pieces of results in a frame for the journal")
+            state.count_refusal("pieces of results in a frame for the journal")
         case to_manager.Resubmitted():
             pilots.end_client_resubmission(manager, client)
         case ClientHello():
-            state.refuse("hello in the middle of a frame")
+            state.count_refusal("hello in the middle of a frame")
         case _:
             assert_never(message)
 
@@ -387,12 +392,14 @@ def on_submit(manager: Manager, client: Client, message: Submit) -> None:
         return
     if group is None:
         group = registry.add_group(manager, client, message, options)
-    fresh = clients.deliver_kept_results(manager, client, message.calls) if state.kept_ends else message.calls
+    fresh = (
+        clients.deliver_kept_results(manager, client, message.calls) if state.results_of_old_journal else message.calls
+    )
     if fresh:
         dispatch.submit_calls(manager, group, fresh)
 
 
-def on_program_blocks(manager: Manager, client: Client, message: to_manager.WantPilots) -> None:
+def on_program_blocks(manager: Manager, client: Client, message: to_manager.ParslBlockStates) -> None:
     """Record the blocks that a client's program starts itself."""
     state = manager.state
     state.reported_blocks = dict(message.blocks)
@@ -416,85 +423,99 @@ def on_timer(manager: Manager, key: str) -> None:
         actions.carry_out(manager, manager.seams[owner].timer(manager.state, rest), seam=owner)
     elif owner in _TIMER_STEPS:
         _TIMER_STEPS[owner](manager, rest)
-    elif owner == retries.FAULTS_TIMER:
-        manager.apart_due = True
+    elif owner == retries.FAULT_TIMER:
+        manager.set_aside_calls_due = True
     else:
-        manager.state.refuse(f"unknown timer: {owner}")
+        manager.state.count_refusal(f"unknown timer: {owner}")
 
 
 def on_policy_round(manager: Manager, name: str) -> None:
-    """Run a round of a policy with the changes since its last round. A policy that rests waits for the next change."""
+    """Let a policy plan a round with the changes since its last round, and schedule or skip its next round."""
     seam = manager.seams[name]
     changes, manager.changes[name] = manager.changes[name], Changes()
-    manager.tracked = tuple(manager.changes.values())
+    manager.tracked_changes = tuple(manager.changes.values())
     actions.carry_out(manager, seam.round(manager.state, changes), seam=name)
-    if seam.rests(manager.state):
-        manager.resting.append(name)
+    if seam.may_skip_rounds(manager.state):
+        manager.skipping_policies.append(name)
     else:
         manager.set_timer(f"round/{name}", manager.state.now + seam.period_s)
 
 
 _TIMER_STEPS: dict[str, Callable[[Manager, str], object]] = {
     "round": on_policy_round,
-    "gone": clients.forget_gone_client,
+    "gone": clients.forget_absent_client,
     "walltime": pilots.check_walltime,
     "loss": blocks.finalize_loss_reasons_by_id,
     "deadline": deadlines.check_queue_deadlines,
     "emptied": block_orders.release_block_without_pilots,
     pilots.QUARANTINE_TIMER: pilots.end_quarantine,
     nodes.NODES_TIMER: nodes.check_nodes_of_source,
-    blame.PRINTING_TIMER: blame.ask_advisor_about_output,
+    blame.OUTPUT_TIMER: blame.ask_advisor_about_output,
     queues.STUCK_TIMER: dispatch.requeue_stuck_backlogs,
 }
 
 
 # ---- the end of an event
-def settle(manager: Manager) -> None:
-    """Serve queues, run policies, and send messages at the end of an event."""
-    if manager.state.reserved and retries.has_idle_reserved_pilot(manager.state):
-        manager.apart_due = True
-    if manager.returned or manager.dirty or manager.supply_changed or manager.demand_changed or manager.apart_due:
+def finish_event(manager: Manager) -> None:
+    """After an event, serve queues, let policies decide, and create the messages to send."""
+    if manager.state.reserved_pilots and retries.has_idle_reserved_pilot(manager.state):
+        manager.set_aside_calls_due = True
+    if (
+        manager.contexts_to_serve
+        or manager.contexts_to_decide
+        or manager.supply_changed
+        or manager.demand_changed
+        or manager.set_aside_calls_due
+    ):
         _serve_queues_and_run_policies(manager)
     transfers = manager.state.transfers
     if transfers.leaving or transfers.unsettled or transfers.freed or transfers.changed:
         object_plan.plan_pending_transfers(manager)
-    if manager.drops:
+    if manager.calls_to_drop:
         holding.send_call_drop_orders(manager)
     if manager.forecasts:
         deadlines.send_forecasts(manager)
-    if manager.sends:
-        holding.send_calls(manager)
-    if manager.results:
+    if manager.calls_to_send:
+        holding.send_pending_calls(manager)
+    if manager.results_to_send:
         ending.send_results(manager)
-    if manager.resting:
-        manager.resume_resting_policies()
+    if manager.skipping_policies:
+        manager.schedule_skipped_rounds()
 
 
 def _serve_queues_and_run_policies(manager: Manager) -> None:
-    """Serve requeued calls, place calls that wait outside a queue, and run policies until no work is left."""
+    """Send waiting calls to libraries, and let policies decide until they return no more actions."""
     state = manager.state
-    for _ in range(_SETTLE_TURNS):
-        if manager.returned:
-            returned, manager.returned = manager.returned, {}
+    for _ in range(_MAX_DECISION_TURNS):
+        if manager.contexts_to_serve:
+            returned, manager.contexts_to_serve = manager.contexts_to_serve, {}
             for context in returned:
                 dispatch.serve_queue(manager, context)
-        elif manager.apart_due:
-            manager.apart_due = False
-            retries.process_special_placements(manager)
+        elif manager.set_aside_calls_due:
+            manager.set_aside_calls_due = False
+            retries.place_set_aside_calls(manager)
         elif manager.supply_changed:
             manager.supply_changed, manager.demand_changed = False, True
-            manager.dirty.update(dict.fromkeys(state.waiting_contexts.values()))
-        elif manager.dirty:
-            # Serve the context that has waited longest first. Otherwise another could take the device freed for it.
-            dirty, manager.dirty = sorted(manager.dirty, key=lambda x: x.lacking or _LACKS_NOTHING), {}
+            manager.contexts_to_decide.update(dict.fromkeys(state.waiting_contexts.values()))
+        elif manager.contexts_to_decide:
+            # The context that has waited longest is first. Otherwise another could take the device freed for it.
+            dirty, manager.contexts_to_decide = (
+                sorted(manager.contexts_to_decide, key=lambda x: x.starvation_order or _SERVED_LAST),
+                {},
+            )
             for context in dirty:
                 if context.queue.count:
-                    context.asked_at = state.now
+                    context.residency_ran_at = state.now
                     actions.carry_out(manager, manager.policies.residency.wanted(state, context), seam="residency")
         elif manager.demand_changed:
             manager.demand_changed = False
             actions.carry_out(manager, manager.policies.provisioning.demand(state), seam="provisioning")
         else:
             return
-    manager.returned, manager.dirty, manager.supply_changed, manager.demand_changed = {}, {}, False, False
+    manager.contexts_to_serve, manager.contexts_to_decide, manager.supply_changed, manager.demand_changed = (
+        {},
+        {},
+        False,
+        False,
+    )
     manager.report_illegal_action(PolicyError("the policy keeps returning actions for one event"), seam="residency")

@@ -1,7 +1,8 @@
 """Register clients, functions, contexts, groups of calls, and limits on the number of a context's libraries.
 
-A definition is kept while a known client has defined it, an open call needs it, or a library has loaded it. Limits of
-several programs are combined. Limits of an absent program, except `least`, remain until another program sets limits.
+A definition is kept while a client that has sent it is known, an open call needs it, or a library has loaded it. The
+limits of several programs are combined. Limits of a program that has left, except `least`, remain until another program
+sets limits.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, Recipe
 from stoker.manager.core import ending
 from stoker.manager.core.events import AskAdvice, OfContext, OfFunction
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Client, Context, Group
-from stoker.manager.core.per_context import Cost
+from stoker.manager.core.nouns import CallGroup, Client, Context
+from stoker.manager.core.per_context import FunctionCost
 from stoker.manager.core.state import State, forget_oldest
 from stoker.protocol.calls import CallOptions
 from stoker.protocol.ids import FunctionKey, RecipeKey
 from stoker.protocol.to_manager import Submit
 
-KEPT_NUMBERS = 10_000  # Number of removed clients that are remembered, so that their calls on pilots are not orphans
+KEPT_CLIENT_NUMBERS = 10_000  # Maximum number of removed clients that are remembered. Their calls are no orphans
 
 
 def forget_client(state: State, client: Client) -> None:
@@ -31,8 +32,8 @@ def forget_client(state: State, client: Client) -> None:
         return
     del state.clients_by_number[client.number]
     state.most_pilots.pop(client.id, None)
-    state.departed[client.number] = None
-    forget_oldest(state.departed, most=KEPT_NUMBERS)
+    state.removed_client_numbers[client.number] = None
+    forget_oldest(state.removed_client_numbers, max_records=KEPT_CLIENT_NUMBERS)
 
 
 def define_context(manager: Manager, recipe: Recipe) -> Context:
@@ -41,8 +42,8 @@ def define_context(manager: Manager, recipe: Recipe) -> Context:
         dispatch = manager.policies.dispatch
         context = Context(recipe, by_deadline=dispatch.by_deadline, by_run_time=dispatch.by_run_time)
         manager.state.contexts[recipe.key] = context
-        manager.changed("contexts", recipe.key)
-        manager.out.append(AskAdvice(OfContext(RecipeKey(recipe.key)), recipe.name))
+        manager.mark_changed("contexts", recipe.key)
+        manager.commands.append(AskAdvice(OfContext(RecipeKey(recipe.key)), recipe.name))
     return context
 
 
@@ -50,32 +51,32 @@ def repeat_advice_requests(manager: Manager) -> None:
     state = manager.state
     for context in state.contexts.values():
         if not context.loads:
-            manager.out.append(AskAdvice(OfContext(RecipeKey(context.recipe.key)), context.recipe.name))
+            manager.commands.append(AskAdvice(OfContext(RecipeKey(context.recipe.key)), context.recipe.name))
     for cost in state.costs.values():
         if not cost.runs:
-            manager.out.append(AskAdvice(OfFunction(cost.function.key, cost.recipe), cost.function.timing_key))
+            manager.commands.append(AskAdvice(OfFunction(cost.function.key, cost.recipe), cost.function.timing_key))
 
 
-def add_group(manager: Manager, client: Client, message: Submit, options: CallOptions) -> Group:
+def add_group(manager: Manager, client: Client, message: Submit, options: CallOptions) -> CallGroup:
     state = manager.state
     function, context = state.functions[message.function], state.contexts[message.recipe]
     about = function.key, context.recipe.key
     cost = state.costs.get(about)
     if cost is None:
-        cost = state.costs[about] = Cost(function, RecipeKey(context.recipe.key))
-        manager.out.append(AskAdvice(OfFunction(function.key, cost.recipe), function.timing_key))
+        cost = state.costs[about] = FunctionCost(function, RecipeKey(context.recipe.key))
+        manager.commands.append(AskAdvice(OfFunction(function.key, cost.recipe), function.timing_key))
     key = client.number, function.key, context.recipe.key, options
-    group = state.groups[key] = Group(key, client, context, cost, options)
+    group = state.groups[key] = CallGroup(key, client, context, cost, options)
     for variant in options.variants:
         other = state.contexts.get(variant, context)
         if other is not context:
-            context.lists[variant] = other
-            other.listed_by[context.recipe.key] = context
+            context.variants[variant] = other
+            other.variant_of[context.recipe.key] = context
     return group
 
 
 def forget_functions(manager: Manager, client: Client, keys: Iterable[FunctionKey]) -> None:
-    """Remove a client's definitions of functions, and forget the functions that nothing uses any more."""
+    """Remove a client's definitions of functions, and forget the functions that are not used any more."""
     state = manager.state
     client.defined.difference_update(keys)
     state.unused_functions.update(dict.fromkeys(keys))
@@ -94,12 +95,14 @@ def forget_functions(manager: Manager, client: Client, keys: Iterable[FunctionKe
 
 
 def forget_unused_definitions(manager: Manager) -> bool:
-    """Remove unused groups, functions and contexts. Return True if definitions without a client remain."""
+    """Forget unused groups, functions and contexts. Return True if some are kept although no client defines them."""
     state, clients = manager.state, manager.state.clients
     state.groups = {key: x for key, x in state.groups.items() if x.open_calls or clients.get(x.client.id) is x.client}
     defined = set[str]().union(*(client.defined for client in clients.values()))
     functions = defined.union(group.function.key for group in state.groups.values())
-    kept = (library for gone in state.gone_pilots.values() for library, *_ in (gone.kept or {}).values())
+    kept = (
+        library for gone in state.gone_pilots.values() for library, *_ in (gone.restorable_libraries or {}).values()
+    )
     contexts = defined.union(
         *((group.context.recipe.key, *group.options.variants) for group in state.groups.values()),
         (context.recipe.key for context in state.contexts.values() if context.libraries or context.queue.count),
@@ -120,24 +123,24 @@ def forget_unused_definitions(manager: Manager) -> bool:
 def _forget_context(manager: Manager, context: Context) -> None:
     state, key = manager.state, context.recipe.key
     del state.contexts[key]
-    for other in context.lists.values():
-        other.listed_by.pop(key, None)
-    for other in context.listed_by.values():
-        other.lists.pop(key, None)
-    manager.dirty.pop(context, None)
-    manager.returned.pop(context, None)
+    for other in context.variants.values():
+        other.variant_of.pop(key, None)
+    for other in context.variant_of.values():
+        other.variants.pop(key, None)
+    manager.contexts_to_decide.pop(context, None)
+    manager.contexts_to_serve.pop(context, None)
     state.transfers.snapshots.pop(key, None)
 
 
 def _forget_objects(state: State) -> None:
     transfers = state.transfers
-    named = {ref.name for context in state.contexts.values() for ref in transfers.refs(context.recipe)}
+    named = {ref.name for context in state.contexts.values() for ref in transfers.objects_of_recipe(context.recipe)}
     for name, object in list(transfers.objects.items()):
         if name not in named and not object.holders and not object.fetches and name not in transfers.needy:
             del transfers.objects[name]
 
 
-_HONOURED = frozenset({"min_libraries", "max_libraries", "keep_alive"})
+_LIMIT_OPTIONS = frozenset({"min_libraries", "max_libraries", "keep_alive"})
 
 
 def set_client_limits(manager: Manager, client: Client, context: Context, limits: LibraryLimits) -> bool:
@@ -167,11 +170,11 @@ def _update_limits(manager: Manager, context: Context) -> bool:
 
 
 def _are_limits_honoured(manager: Manager) -> bool:
-    return manager.policies.residency.honours >= _HONOURED
+    return manager.policies.residency.honours >= _LIMIT_OPTIONS
 
 
 def combine_limits(limits: Collection[LibraryLimits]) -> LibraryLimits:
-    """Return the largest `least`, the smallest `most` (which has precedence), and the longest `keep_alive_s`."""
+    """Return the largest `least`, the smallest `most`, and the longest `keep_alive_s`. `least` is at most `most`."""
     most = min((each.most for each in limits if each.most), default=0)
     least = max((each.least for each in limits), default=0)
     kept = [each.keep_alive_s for each in limits if each.keep_alive_s is not None]

@@ -1,5 +1,4 @@
-"""The interfaces of the policies (*seams*), the actions that policies return, and the *wishes* (options of calls) that
-a policy honours.
+"""The interfaces of the policies (*seams*), and the actions that policies return.
 
 A policy reads a `View` of the manager's state and returns actions; it changes nothing directly. A policy that yields
 its actions sees the effect of each action before the next. A policy that plans in rounds sets `period_s`.
@@ -11,7 +10,8 @@ its actions sees the effect of each action before the next. A policy that plans 
 | `Dispatch` | which queued call runs in which library? |
 | execution | which library runs on a device now? `stoker.pilot.core` decides |
 
-The client refuses a call with a wish that no policy lists in `honours`.
+Each policy lists the options of calls that it supports in `honours`. The client refuses a call with another option of
+`WISHES`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stoker.protocol.ids import BlockId, CallId, ClientId, DeviceId, LibraryId, 
 
 
 class PolicyError(StokerError):
-    """A policy returned an invalid action, which is a bug. The action changed nothing."""
+    """A policy returned an invalid action, which is a bug in the policy. The action was not carried out."""
 
 
 class View(Protocol):
@@ -62,7 +62,7 @@ class View(Protocol):
     @property
     def most_pilots(self) -> Mapping[ClientId, int]: ...
     def devices(self) -> Iterator[Device]:
-        """Devices without a fault, of connected pilots that are not reserved for a call."""
+        """Yield the devices without a fault of connected pilots that are not reserved for a call."""
 
 
 # ---- actions
@@ -81,14 +81,14 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class SendGang(msgspec.Struct, frozen=True):
-    """Start a waiting call on several libraries. The rank of a library is its position in `libraries`."""
+    """Start a waiting call on several libraries together. A library's rank is its position in `libraries`."""
 
     call: CallId
     libraries: tuple[LibraryId, ...]
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """End a waiting call without running it. `retry_after_s`: seconds until a resubmission may succeed; 0 = unknown."""
+    """End a waiting call without running it. `retry_after_s`: seconds until a retry may succeed; 0 = unknown."""
 
     call: CallId
     reason: str
@@ -102,7 +102,7 @@ class Evict(msgspec.Struct, frozen=True):
 
 
 class TakeBack(msgspec.Struct, frozen=True):
-    """Take back up to `count` calls that a library has not started."""
+    """Requeue up to `count` calls that were sent to a library and have not started."""
 
     library: LibraryId
     count: int
@@ -206,7 +206,7 @@ class Changes(msgspec.Struct):
     libraries: set[int] = set()
     pilots: set[str] = set()
     contexts: set[str] = set()
-    latency_shares: list[float] = []  # Duration of each ended call divided by its latency objective
+    latency_shares: list[float] = []  # By ended call: its duration divided by its latency objective
 
 
 # ---- seams
@@ -218,9 +218,9 @@ class Rounds(Protocol):
         """Seconds between planning rounds; 0 = the policy has no rounds."""
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:
-        """Return the actions of one complete plan. `changes`: records that changed since the last round."""
+        """Return the actions of a new plan for all calls. `changes`: what has changed since the last round."""
 
-    def rests(self, view: View) -> bool:
+    def may_skip_rounds(self, view: View) -> bool:
         """Return True if no planning round is needed until the manager's state changes."""
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
@@ -232,7 +232,7 @@ class Rounds(Protocol):
     def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
         """Return actions after the advisor has judged a failure. `pilot.verdicts` contains the verdict."""
 
-    def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
+    def pace_advised(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
         """Return actions after the advisor has read a running call's progress from its output."""
 
 
@@ -240,12 +240,12 @@ class Dispatch(Rounds, Protocol):
     """The policy that chooses libraries for queued calls."""
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Return a ready library with capacity for the call, or actions, or None to let the call wait. Runs in O(1)."""
+        """Return a ready library with room for the call, or actions, or None to let the call wait. Runs in O(1)."""
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return how many calls of the first group in its queue a library gets now, or return actions. Runs in O(1)."""
+        """Return how many calls of its queue's first group a library gets now, or actions. Runs in O(1)."""
 
-    def dry(self, view: View, library: Library) -> Iterable[Action]:
+    def out_of_calls(self, view: View, library: Library) -> Iterable[Action]:
         """Return actions for an idle library with an empty queue."""
 
     def window(self, view: View, library: Library) -> int:
@@ -257,7 +257,7 @@ class Dispatch(Rounds, Protocol):
 
     @property
     def by_deadline(self) -> bool:
-        """True if calls with a deadline come first, and the core drops or demotes calls that miss their deadlines."""
+        """True if calls with a deadline run first, and a call that can no longer meet it is dropped or runs last."""
 
     @property
     def by_run_time(self) -> bool:
@@ -268,14 +268,14 @@ class Dispatch(Rounds, Protocol):
         """Options in `WISHES` that the policy honours. The manager refuses calls with other options of `WISHES`."""
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
-        """Yield the libraries that may get waiting calls, best first, in O(1). The core serves one before the next."""
+        """Yield the libraries that may get waiting calls, best first, in O(1). The core fills each before the next."""
 
     @property
     def places_one_by_one_up_to(self) -> int:
         """Maximum number of calls that `place` handles one by one if they arrive together at an empty queue."""
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:
-        """Return `Send`s for calls of contexts that list this library's context as a variant (`context.listed_by`)."""
+        """Return `Send`s for calls of contexts that list this library's context as a variant (`context.variant_of`)."""
 
 
 class Residency(Rounds, Protocol):
@@ -306,8 +306,8 @@ class Provisioning(Rounds, Protocol):
 
 
 class Policies(msgspec.Struct, frozen=True):
-    """`awareness`: the most that contexts keep between calls (None: as in the recipe). `compares_kinds`: True if the
-    manager measures the speeds of device kinds.
+    """The policies of a session. `awareness`: what libraries may keep between calls (None: as in the recipe).
+    `compares_kinds`: True if the manager measures the speeds of device kinds.
     """
 
     dispatch: Dispatch
@@ -321,7 +321,7 @@ class Policies(msgspec.Struct, frozen=True):
         return self.dispatch.honours | self.residency.honours
 
 
-# ---- wishes of calls
+# ---- options that a policy may not support
 WISHES = {
     "priority": "a priority",
     "deadline": "a deadline",
@@ -336,11 +336,11 @@ WISHES = {
 }
 
 
-def refusal(
+def describe_refused_options(
     options: CallOptions, honoured: frozenset[str], *, policy: str = "of the session", deadline: bool = False,
     features: Features | None = None, limits: LibraryLimits = NO_LIMITS,
 ) -> str:  # fmt: skip
-    """Return why calls with these options are refused, or an empty text. `deadline`: True if it is set later."""
+    """Return why calls with these options are refused; empty if not. `deadline`: True if a deadline is set later."""
     objective = options.objective
     has = {
         "priority": options.priority != 0,

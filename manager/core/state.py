@@ -1,4 +1,4 @@
-"""The manager's state: sources and blocks of pilots, losses of pilots and libraries, and the session's records."""
+"""The manager's state: batch systems (sources), their jobs (blocks), lost pilots and libraries, and session records."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stoker.manager.core.nouns import Call, Client, Context, Device, Group, Library, Pilot, PilotState
-from stoker.manager.core.per_context import Cost
+from stoker.manager.core.nouns import Call, CallGroup, Client, Context, Device, Library, Pilot, PilotState
+from stoker.manager.core.per_context import FunctionCost
 from stoker.manager.core.transfers import Transfers
 from stoker.protocol.blocks import ANYWHERE, FORGET_NODE_S, AllowedNodes, BlockPhase, LossReason, NodeRecord, Source
-from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, Failure, Printed
+from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, Failure, OutputRange
 from stoker.protocol.ids import BlockId, CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
 from stoker.protocol.pace import Counts
 from stoker.protocol.to_manager import DeviceFacts
@@ -25,28 +25,32 @@ KEPT_BLOCK_NOTES = 50  # Number of latest notes kept for a block, in addition to
 @dataclass(slots=True, eq=False, repr=False)
 class SourceState:
     source: Source
-    blocks: dict[BlockId, Block] = field(default_factory=dict)  # Open blocks without probes, which run no calls
-    # Some of these blocks; changed with them, because policies read the lists often
-    abandoned: dict[BlockId, None] = field(default_factory=dict)
-    staying: dict[BlockId, None] = field(default_factory=dict)  # Blocks that were not released
-    coming: dict[BlockId, None] = field(default_factory=dict)  # Blocks of `staying` whose first pilot may still join
-    filling: dict[BlockId, None] = field(default_factory=dict)  # Blocks of `staying` that lack some of their pilots
-    devices: tuple[DeviceFacts, ...] = ()  # Devices of the last pilot of this source
+    # Blocks that have not ended, without blocks that only test a node
+    blocks: dict[BlockId, Block] = field(default_factory=dict)
+    # The next four fields contain some of these blocks. They exist because policies read them often.
+    abandoned_blocks: dict[BlockId, None] = field(default_factory=dict)
+    staying_blocks: dict[BlockId, None] = field(default_factory=dict)  # Blocks that were not released
+    # Blocks that were not released and whose first pilot may still join
+    coming_blocks: dict[BlockId, None] = field(default_factory=dict)
+    # Blocks that were not released and of which some pilots have not joined
+    filling_blocks: dict[BlockId, None] = field(default_factory=dict)
+    devices: tuple[DeviceFacts, ...] = ()  # Devices of the pilot of this source that joined last
     failures: int = 0  # Number of blocks in a row that were refused or ended without a pilot
-    short_lived: int = 0  # Number of blocks in a row whose pilots ended early and loaded nothing
+    short_lived_count: int = 0  # Number of blocks in a row whose pilots ended early and loaded no context
     failed_at: float = 0.0
     last_failure: str = ""
-    useless: bool = False  # True if the last block failed because its pilots had no usable device
-    held_for: str = ""  # Why the batch system held the last block; empty if a later block ended without a hold
-    hold: str = ""  # Why the batch system holds a job, with advice for the user
-    stopped: str = ""  # Why no more blocks are requested, with advice; empty while blocks are requested
+    has_unusable_pilots: bool = False  # True if the last block failed because its pilots had no usable device
+    last_hold_cause: str = ""  # Why the batch system held the last block; empty after a block that was not held
+    hold_reason: str = ""  # Why the batch system holds a job, with advice for the user
+    stop_reason: str = ""  # Why the manager requests no more blocks, with advice; empty while it requests blocks
     trouble: str = ""  # Current error of the batch system, in its own words
-    spares_until: float = 0.0  # Time until which the source excludes no node, because no other node was left
+    # Until this time no node is excluded, because the batch system had no other node left
+    exclusions_paused_until: float = 0.0
 
     @property
-    def room(self) -> int:
+    def requestable_blocks(self) -> int:
         most = self.source.most
-        return min(most - (len(self.blocks) - len(self.abandoned)), 2 * most - len(self.blocks))
+        return min(most - (len(self.blocks) - len(self.abandoned_blocks)), 2 * most - len(self.blocks))
 
 
 class Block:
@@ -57,48 +61,50 @@ class Block:
         self.source = source
         self.allowed = allowed
         self.phase = BlockPhase.ASKED
-        self.since = now
+        self.phase_since = now
         self.runs_since = 0.0
         self.job = ""
         self.reason = ""
         self.expected_at = 0.0
         self.emptied_at: float | None = None  # Time at which the block's last pilot left while the job still ran
-        self.held_for = ""  # Why the batch system last held the block's job; empty if the job was not held
+        self.hold_cause = ""  # Why the batch system last held the job of this block; empty if it was not held
         self.holds = 0
-        self.abandoned = False  # True if the block was released because its pilots were lost
-        self.loss: LossReason | None = None  # Why the block's job has ended, as reported by the batch system
-        self.unsettled: dict[PilotId, Pilot] = {}  # Lost pilots for which the batch system has not given a reason yet
-        self.leaving = ""  # Why the block was released; empty if it was not released
+        self.is_abandoned = False  # True if the block was released because its pilots were lost
+        # Why the job has ended, as reported by the batch system; None = unknown or not ended
+        self.loss: LossReason | None = None
+        # Lost pilots for which the batch system has not given a reason yet
+        self.pilots_without_loss_reason: dict[PilotId, Pilot] = {}
+        self.release_reason = ""  # Why the block was released; empty if it was not released
         self.pilots: dict[PilotId, None] = {}  # Pilots of the block that have not ended
-        self.brought = 0  # Number of pilots of the block that have ever joined
-        self.brought_at = 0.0
-        self.proved = False  # True if a context was loaded on one of the block's pilots
+        self.joined_pilots = 0  # Number of pilots of the block that have ever joined
+        self.first_pilot_joined_at = 0.0
+        self.has_loaded_context = False  # True if one of the pilots of the block has loaded a context
         self.notes: list[tuple[float, str]] = [(now, f"asked of source {source.source.name}")]
-        if self.probes:
-            self.note(now, f"probes node {self.probes}")
+        if self.probed_node:
+            self.note(now, f"probes node {self.probed_node}")
 
     def note(self, now: float, text: str) -> None:
         self.notes.append((now, text))
         del self.notes[1:-KEPT_BLOCK_NOTES]
 
     @property
-    def probes(self) -> str:
+    def probed_node(self) -> str:
         """Name of the node that the block tests; empty if the block runs calls."""
         return self.allowed.only
 
     @property
-    def staying(self) -> bool:
-        return not self.leaving and not self.probes
+    def is_staying(self) -> bool:
+        return not self.release_reason and not self.probed_node
 
     @property
-    def coming(self) -> bool:
+    def has_expected_pilot(self) -> bool:
         """True if the first pilot of the block may still join."""
-        return self.staying and not self.pilots and self.emptied_at is None
+        return self.is_staying and not self.pilots and self.emptied_at is None
 
     @property
-    def filling(self) -> bool:
+    def lacks_some_pilots(self) -> bool:
         """True if some pilots of the block have joined, but not all."""
-        return not self.coming and self.staying and 0 < self.brought < self.source.source.nodes
+        return not self.has_expected_pilot and self.is_staying and 0 < self.joined_pilots < self.source.source.nodes
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -109,35 +115,36 @@ class Loss:
     pilot: Pilot
     library: LibraryId
     ran_s: float
-    alone: bool  # True if no other work on the pilot can be the cause of the loss
+    was_alone: bool  # True if the pilot did no other work that can have caused the loss
     failure: Failure | None  # Failure of the library; None if its pilot was lost
     memory_bytes: int  # Maximum measured memory while the call ran; 0 = unknown
-    printed: Printed | None  # Position of the call's output in the log; None if its start is unknown
+    printed: OutputRange | None  # Position of the output of the call in the log; None if its start is unknown
 
     @property
-    def counts(self) -> bool:
-        """True unless the loss has a harmless reason or its pilot returned."""
-        return self.failure is not None or (self.pilot.loss is not None and not self.pilot.loss.explained)
+    def is_counted(self) -> bool:
+        """True if the call may have caused the loss. False if the reason is harmless, or if the pilot has returned."""
+        return self.failure is not None or (self.pilot.loss is not None and not self.pilot.loss.is_explained)
 
     @property
     def is_settled(self) -> bool:
-        return self.failure is not None or self.pilot.loss_settled
+        return self.failure is not None or self.pilot.is_loss_settled
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Cut:
+class WalltimeCut:
     """A run of a call that ended because the walltime of its pilot expired."""
 
     ran_s: float
     walltime_s: float
-    whole: bool  # True if the call had most of the walltime, so that a new pilot would hardly give it more time
+    # True if the call ran for most of the walltime. A new pilot would hardly give it more time
+    counts_against_call: bool
     pilot: PilotId
     library: LibraryId
     log: str
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A fault of devices. An empty `devices` means a fault of the pilot's node."""
+    """A fault that made a call fail. `devices`: faulty devices; empty if the whole node of the pilot is faulty."""
 
     at: float
     pilot: PilotId
@@ -148,26 +155,26 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Trial:
-    """The losses, cuts and faults of an open call."""
+class CallSetbacks:
+    """Why the earlier runs of a call did not end: lost pilots and libraries, walltime cuts, and faults."""
 
     losses: list[Loss] = field(default_factory=list)
-    cuts: list[Cut] = field(default_factory=list)
+    cuts: list[WalltimeCut] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    saved: bytes = b""  # Progress that was saved before the last loss, cut or fault
+    saved_progress: bytes = b""  # Progress that was saved before the last loss, cut or fault
     pilot: Pilot | None = None  # Pilot that is reserved for the call
 
     @property
-    def counted(self) -> list[Loss]:
-        return [loss for loss in self.losses if loss.counts]
+    def counted_losses(self) -> list[Loss]:
+        return [loss for loss in self.losses if loss.is_counted]
 
     @property
-    def longest_s(self) -> float:
+    def longest_cut_run_s(self) -> float:
         return max((cut.ran_s for cut in self.cuts), default=0.0)
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class CountedFailures:
+class FailureCount:
     first_at: float
     last_at: float = 0.0
     count: int = 0
@@ -184,13 +191,13 @@ class SlowRun(NamedTuple):
     ended_at: float
 
 
-def forget_oldest(records: dict[Any, Any], *, most: int) -> None:
-    while len(records) > most:
+def forget_oldest(records: dict[Any, Any], *, max_records: int) -> None:
+    while len(records) > max_records:
         del records[next(iter(records))]
 
 
 JOURNAL_LOST = "a part of the journal was lost: clients, pilots and the factory have reported their state again"
-KEPT_REFUSALS = 200  # Maximum number of kinds of refused messages that are counted separately
+KEPT_REFUSALS = 200  # Maximum number of kinds of refused messages that have their own count
 KEPT_NOTICES = 20
 
 
@@ -205,60 +212,69 @@ class State:
         self.clients: dict[ClientId, Client] = {}
         self.clients_by_number: dict[int, Client] = {}
         self.next_client = 0
-        self.departed: dict[int, None] = {}  # Numbers of removed clients
+        self.removed_client_numbers: dict[int, None] = {}
         self.functions: dict[FunctionKey, FunctionBlob] = {}
-        self.unused_functions: dict[FunctionKey, None] = {}  # Functions that a client dropped; open calls may need them
-        self.groups: dict[object, Group] = {}
-        self.costs: dict[tuple[str, str], Cost] = {}  # Run costs, by function key and recipe key
-        self.unrecorded: dict[Cost, None] = {}  # Costs with runs that are not recorded yet
-        self.recorded_at = 0.0
+        # Functions that no client uses any more, but whose calls may still run
+        self.unused_functions: dict[FunctionKey, None] = {}
+        self.groups: dict[object, CallGroup] = {}
+        self.costs: dict[tuple[str, str], FunctionCost] = {}  # Run costs, by function key and recipe key
+        # Run costs that have changed since they were last recorded
+        self.unrecorded_costs: dict[FunctionCost, None] = {}
+        self.runs_recorded_at = 0.0
         self.contexts: dict[str, Context] = {}  # Contexts, by recipe key
         self.calls: dict[int, Call] = {}  # Calls that have not ended
-        self.orphans: dict[int, Orphan] = {}
-        self.streams: dict[int, StreamFacts] = {}
-        self.failed_at: deque[float] = deque(maxlen=100)  # Times at which events made the core raise an exception
-        self.banned: dict[str, str] = {}  # Peers whose events made the core raise an exception, with the reason
-        self.forgotten: dict[int, None] = {}  # Calls whose end the journal lost; their results may still be read
-        self.kept_ends: dict[int, CallEnd] = {}  # Results of calls that ended before the new journal began
-        self.failed: dict[int, Call] = {}  # Latest failed calls, for their histories
+        self.orphans: dict[int, OrphanCall] = {}
+        self.streams: dict[int, StreamProgress] = {}
+        self.core_failure_times: deque[float] = deque(maxlen=100)  # Times at which the core raised an exception
+        self.ban_reasons: dict[str, str] = {}  # By client or pilot: why the manager refuses all its messages
+        # Ended calls whose results the journal lost. Their clients may still read the results
+        self.calls_with_lost_results: dict[int, None] = {}
+        # Results of calls that ended before the current journal began
+        self.results_of_old_journal: dict[int, CallEnd] = {}
+        self.failed_calls: dict[int, Call] = {}  # Latest failed calls, for their histories
         self.pilots: dict[PilotId, Pilot] = {}  # Pilots that have not ended
-        self.gone_pilots: dict[PilotId, Pilot] = {}  # Latest ended or lost pilots, which may reconnect
+        # Pilots that have ended or were lost, latest last. Lost pilots may reconnect
+        self.gone_pilots: dict[PilotId, Pilot] = {}
         self.libraries: dict[LibraryId, Library] = {}  # Libraries that have not ended
         self.gone_libraries: dict[LibraryId, Library] = {}  # Latest ended libraries, for their histories
         self.transfers = Transfers()
         self.waiting_contexts: dict[str, Context] = {}  # Contexts with waiting calls, by recipe key
-        self.reports: dict[int, CallProgress] = {}  # Last progress report of each running or evicted call
-        self.printed: dict[int, CallProgress] = {}  # Progress that running calls without reports have printed
+        self.reports: dict[int, CallProgress] = {}  # Last progress report of each call that runs or was evicted
+        # Progress of running calls that send no reports, read from their printed output
+        self.printed_progress: dict[int, CallProgress] = {}
         self.forecasts: dict[int, CallForecast] = {}  # Last forecast of each call
-        self.trials: dict[int, Trial] = {}
-        self.reserved: dict[PilotId, Pilot] = {}
-        self.breaks: dict[int, int] = {}  # Number of broken runs, by id of the gang call
-        self.broken_runs: dict[int, float] = {}  # By gang call: send time of the last run whose failure a rank reported
+        self.setbacks: dict[int, CallSetbacks] = {}
+        self.reserved_pilots: dict[PilotId, Pilot] = {}
+        self.broken_run_counts: dict[int, int] = {}  # By gang call: number of runs that ended because a rank failed
+        # By gang call: time at which its last broken run was sent, if a rank reported the failure
+        self.broken_runs: dict[int, float] = {}
         self.timers: dict[str, float] = {}
         self.sources: dict[str, SourceState] = {}  # Sites that provide pilots, by name
         self.blocks: dict[BlockId, Block] = {}  # Open blocks that the manager requested
         self.past_blocks: dict[BlockId, Block] = {}  # Latest ended blocks, for their histories
-        self.ended_blocks: Counter[str] = Counter()  # Number of ended blocks, by how they ended
+        self.ended_blocks: Counter[str] = Counter()  # Number of ended blocks, by the reason of their end
         self.nodes: dict[tuple[str, str], NodeRecord] = {}  # Nodes with failed devices, by source and node
         self.next_block = 1
         self.factory_trouble = ""  # Why no factory submits blocks; empty if a factory submits blocks
-        self.reported_blocks: dict[str, str] = {}  # States of the blocks that clients start themselves
-        self.most_pilots: dict[ClientId, int] = {}  # Maximum pilots in each client's own blocks; 0 = no maximum
-        self.notices: dict[str, float] = {}  # Notices for users, with the time of the last occurrence; oldest first
-        self.refused: Counter[str] = Counter()  # Number of refused or ignored messages, by kind
+        self.reported_blocks: dict[str, str] = {}  # States of the blocks that programs start themselves
+        # By client: maximum number of pilots in the blocks that it starts itself; 0 = unlimited
+        self.most_pilots: dict[ClientId, int] = {}
+        self.notices: dict[str, float] = {}  # Messages to users, with the time of their last occurrence; oldest first
+        self.refused: Counter[str] = Counter()  # Number of messages that were refused or ignored, by kind
         self.tier_seconds: dict[str, float] = {"cold": 0.0, "warm": 0.0}
         self.next_library = 1
         self.done = 0
         self.failures = 0
-        self.failure_groups: dict[tuple[str, str, str], CountedFailures] = {}  # Failures, by function, error and line
+        # Failures that are counted together: by function, error, and line of the error
+        self.failure_groups: dict[tuple[str, str, str], FailureCount] = {}
         self.slowest: list[SlowRun] = []  # Longest successful runs, shortest first
         self.cancelled = 0
         self.losses: Counter[LossReason] = Counter()
         self.pilots_gone = 0
         self.rerun_calls = 0
         self.rate: Counts = deque()  # Number of calls that ended in each recent second
-        self.ending = ""  # Why the session ends; empty until the session ends
-        self.kept = False  # True if the session continues without clients
+        self.end_reason = ""  # Why the session ends; empty until the session ends
+        self.outlives_clients = False  # True if the session continues without clients
 
     @property
     def lost_pilots(self) -> int:
@@ -275,12 +291,12 @@ class State:
 
     def devices(self) -> Iterator[Device]:
         for pilot in self.pilots.values():
-            if pilot.state is PilotState.HERE and pilot.reserved is None:
+            if pilot.state is PilotState.HERE and pilot.reserved_for is None:
                 for device in pilot.devices.values():  # a generator for each pilot would be slower
                     if not device.fault:
                         yield device
 
-    def block_of(self, pilot: Pilot) -> Block | None:
+    def find_block_of_pilot(self, pilot: Pilot) -> Block | None:
         id = BlockId(pilot.block)
         return self.blocks.get(id) or self.past_blocks.get(id)
 
@@ -291,30 +307,31 @@ class State:
         found.sort(key=lambda record: (record.since, record.node))
         return found[: source.source.exclude_nodes]
 
-    def notice(self, text: str) -> None:
+    def add_notice(self, text: str) -> None:
         self.notices.pop(text, None)
         self.notices[text] = self.now
-        forget_oldest(self.notices, most=KEPT_NOTICES)
+        forget_oldest(self.notices, max_records=KEPT_NOTICES)
 
-    def refuse(self, what: str, count: int = 1) -> None:
+    def count_refusal(self, what: str, count: int = 1) -> None:
         if len(self.refused) >= KEPT_REFUSALS and what not in self.refused:
             what = "other kinds of refusals"
         self.refused[what] += count
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class StreamFacts:
+class StreamProgress:
     """Numbers of result pieces: sent by a call, and acknowledged by its client."""
 
     run: int
     sent: int = 0
     taken: int = 0
-    waits_since: float | None = None  # Time since which the call waits until its client reads pieces; None = no wait
+    # Time since which the call waits for its client to read pieces; None = it does not wait
+    waits_since: float | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Orphan:
-    """A call that runs although the manager has no record of it (see `pilots`)."""
+class OrphanCall:
+    """A call that runs on a pilot although the manager has lost its record of the call (see `pilots`)."""
 
     library: Library
-    end: CallEnd | None = None  # How the call ended, if it ended before its client submitted it again
+    end: CallEnd | None = None  # Result of the call, if it ended before its client submitted it again

@@ -1,4 +1,4 @@
-"""The archives of this environment, and the folder of files for nodes without the environment or its file system.
+"""Pack this Python environment into archives, and write the folder of files that starts pilots on other nodes.
 
 A pilot fetches the archive of packages from the session or from another pilot. The small archive of the interpreter is
 copied with the job, unless the site names an interpreter. The bytes of an archive depend only on its members.
@@ -6,7 +6,7 @@ copied with the job, unless the site names an interpreter. The bytes of an archi
     <session>/carried/<site>/session/
         start.sh             the job's program: finds a Python, or unpacks base.tar.gz
         start.pyz            `stoker.pilot.starter`: fetches the packages and becomes the pilot
-        environment.json     the archives (`Packed`)
+        environment.json     the archives (`PackedEnvironment`)
         python               the name of the interpreter on compute nodes, or empty
         base.tar.gz          the interpreter, unless the site names one
 
@@ -39,7 +39,7 @@ import msgspec
 
 from stoker import locks, startup
 from stoker.contexts.folders import state_folder
-from stoker.contexts.objects import object_of, publish
+from stoker.contexts.objects import make_object_ref, publish_objects
 from stoker.contexts.recipe import ObjectRef
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
@@ -48,45 +48,45 @@ from stoker.manager.environment.members import (
     MemberKind,
     inspect_environment,
     interpreter_file,
-    interpreter_members,
-    package_members,
+    list_interpreter_members,
+    list_package_members,
 )
 from stoker.pilot.starter.place import link_or_copy
 from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol.session import PYTHON, SessionFolder
 from stoker.site import EnvironmentKind, Site
 from stoker.units import show_bytes
-from stoker.whole_files import draft_of, write_whole
+from stoker.whole_files import draft_file, write_whole
 
 # ---- the tar file
 
-TIME_S = 315_532_800
+FILE_TIME_S = 315_532_800
 """Modification time of every file in an archive: 1980, the earliest year that all tools support."""
 _BLOCK_BYTES = 4 * 1024 * 1024
-_MOST_WORKERS = 8
+_MAX_COMPRESSION_THREADS = 8
 
 Progress = Callable[[int, int], None]
 """Function that receives the number of packed bytes and the total number of bytes."""
 
 
 def write_archive(path: Path, members: Sequence[ArchiveMember], *, on_progress: Progress | None = None) -> None:
-    """Write an archive. Raises OSError."""
+    """Write the members into a new compressed tar file. Raises OSError."""
     total, done = sum(member.size_bytes for member in members), 0
     with (
         path.open("xb") as file,
-        _Compressor(file) as packed,
+        _ParallelGzipWriter(file) as packed,
         tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as tar,
     ):
         for member in members:
-            _add(tar, member)
+            _add_member_to_tar(tar, member)
             done += member.size_bytes
             if on_progress is not None:
                 on_progress(done, total)
 
 
-def _add(tar: tarfile.TarFile, member: ArchiveMember) -> None:
+def _add_member_to_tar(tar: tarfile.TarFile, member: ArchiveMember) -> None:
     facts = tarfile.TarInfo(member.name)
-    facts.mtime, facts.mode = TIME_S, 0o700 if member.executable else 0o600
+    facts.mtime, facts.mode = FILE_TIME_S, 0o700 if member.executable else 0o600
     if member.kind is MemberKind.LINK:
         facts.type, facts.linkname = tarfile.SYMTYPE, member.path
         tar.addfile(facts)
@@ -95,33 +95,33 @@ def _add(tar: tarfile.TarFile, member: ArchiveMember) -> None:
         file: IO[bytes] = opened
         if member.kind is MemberKind.SCRIPT:
             file = io.BytesIO(_make_script_relocatable(opened.read()))
-        elif member.kind is MemberKind.BYTECODE:  # set the source's modification time in the header to TIME_S
-            file = io.BytesIO(opened.read(8) + TIME_S.to_bytes(4, "little") + opened.read()[4:])
+        elif member.kind is MemberKind.BYTECODE:  # write the source's new modification time into the header
+            file = io.BytesIO(opened.read(8) + FILE_TIME_S.to_bytes(4, "little") + opened.read()[4:])
         facts.size = file.seek(0, os.SEEK_END)
         file.seek(0)
         tar.addfile(facts, file)
 
 
 def _make_script_relocatable(script: bytes) -> bytes:
-    """Change a script's start so that the Python in its folder runs it. Python reads the added lines as a string."""
+    """Replace a script's first line, so that the Python in its folder runs it. To Python, the lines are a string."""
     first, _, rest = script.partition(b"\n")
     if b"python" not in first:
         return script
     return b'#!/bin/sh\n\'\'\'exec\' "$(dirname -- "$(readlink -f -- "$0")")/python" "$0" "$@"\n\' \'\'\'\n' + rest
 
 
-class _Compressor(io.RawIOBase):
+class _ParallelGzipWriter(io.RawIOBase):
     def __init__(self, target: BinaryIO) -> None:
         self._target = target
-        self._workers = max(1, min(_MOST_WORKERS, len(os.sched_getaffinity(0))))
+        self._workers = max(1, min(_MAX_COMPRESSION_THREADS, len(os.sched_getaffinity(0))))
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="stoker-pack")
         self._block = bytearray()
-        self._under_way: deque[Future[bytes]] = deque()
+        self._unfinished_blocks: deque[Future[bytes]] = deque()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                self._compress_block(most_left=0)
+                self._submit_block_and_write_finished(max_unfinished=0)
         finally:
             self._pool.shutdown(cancel_futures=True)
 
@@ -131,32 +131,32 @@ class _Compressor(io.RawIOBase):
     def write(self, data: bytes) -> int:  # type: ignore[override]  # tarfile passes bytes
         self._block += data
         if len(self._block) >= _BLOCK_BYTES:
-            self._compress_block(most_left=2 * self._workers)
+            self._submit_block_and_write_finished(max_unfinished=2 * self._workers)
         return len(data)
 
-    def _compress_block(self, *, most_left: int) -> None:
+    def _submit_block_and_write_finished(self, *, max_unfinished: int) -> None:
         if self._block:
-            self._under_way.append(self._pool.submit(gzip.compress, bytes(self._block), 1, mtime=0))
+            self._unfinished_blocks.append(self._pool.submit(gzip.compress, bytes(self._block), 1, mtime=0))
             self._block = bytearray()
-        while len(self._under_way) > most_left:
-            self._target.write(self._under_way.popleft().result())
+        while len(self._unfinished_blocks) > max_unfinished:
+            self._target.write(self._unfinished_blocks.popleft().result())
 
 
 # ---- the environment's archives
 
-_KEPT = 4
-_KEPT_S = 7 * 86400.0
-"""Seconds after which an unused archive is removed. The newest `_KEPT` archives stay."""
+_MIN_KEPT_ARCHIVES = 4
+_MAX_UNUSED_S = 7 * 86400.0
+"""Seconds after which an unused archive is removed. The newest `_MIN_KEPT_ARCHIVES` archives stay."""
 
 
-class Archive(msgspec.Struct, frozen=True):
+class PackedArchive(msgspec.Struct, frozen=True):
     object: ObjectRef
     unpacked_bytes: int
 
 
-class Packed(msgspec.Struct, frozen=True):
-    """The archives for a starting pilot, stored as JSON. `base`: archive of the interpreter; empty if `interpreter`
-    names an interpreter on compute nodes.
+class PackedEnvironment(msgspec.Struct, frozen=True):
+    """The archives from which a pilot starts, as stored in `environment.json`. `base`: path of the interpreter's
+    archive; empty if `interpreter` names an interpreter on compute nodes.
     """
 
     packages: ObjectRef
@@ -166,46 +166,48 @@ class Packed(msgspec.Struct, frozen=True):
     base: str = ""
 
 
-def pack_environment(*, python: str = "", on_progress: Progress | None = None) -> Packed:
+def pack_environment(*, python: str = "", on_progress: Progress | None = None) -> PackedEnvironment:
     """Pack this environment, or return its existing archives. Without `python`, the interpreter is packed too.
 
     Raises ConfigError if packing is impossible, and SessionError if disk space is missing.
     """
     installed = inspect_environment()
     place, base = state_folder() / "environments", ""
-    packages = _archive(place, f"packages-{installed.key}", lambda: package_members(installed), on_progress)
+    packages = _find_or_pack_archive(
+        place, f"packages-{installed.key}", lambda: list_package_members(installed), on_progress
+    )
     if not python:
         executable = interpreter_file()
         facts = os.stat(executable)
         parts = "\0".join((sys.version, executable, str(facts.st_size), str(facts.st_mtime_ns)))
         key = hashlib.sha256(parts.encode(errors="replace")).hexdigest()[:32]
-        base = _archive(place, f"interpreter-{key}", interpreter_members, None).object.source
-    return Packed(packages.object, packages.unpacked_bytes, PYTHON, python, base)
+        base = _find_or_pack_archive(place, f"interpreter-{key}", list_interpreter_members, None).object.source
+    return PackedEnvironment(packages.object, packages.unpacked_bytes, PYTHON, python, base)
 
 
-def _archive(
+def _find_or_pack_archive(
     place: Path, name: str, members: Callable[[], list[ArchiveMember]], on_progress: Progress | None
-) -> Archive:
-    """Return this archive. If the archive is missing, pack it while other processes wait."""
+) -> PackedArchive:
+    """Return the archive with this name. If it does not exist, pack it; other processes wait until it is complete."""
     size_bytes = 0
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (place / f"{name}.lock").open("ab") as turn:
-            locks.wait(turn.fileno())
+            locks.wait_for_lock(turn.fileno())
             facts, path = place / f"{name}.json", place / f"{name}.tar.gz"
             with suppress(OSError, *UNREADABLE):
-                found = msgspec.json.decode(facts.read_bytes(), type=Archive)
+                found = msgspec.json.decode(facts.read_bytes(), type=PackedArchive)
                 if path.exists():
                     os.utime(facts)
                     return found
             _remove_old_archives(place)
             known = members()
             size_bytes = sum(member.size_bytes for member in known)
-            # The draft has a fixed name, so that killed writers leave at most one large draft.
-            with draft_of(path, draft=place / f"{name}.draft") as draft:
+            # All processes use the same draft name, so killed processes leave at most one large incomplete file.
+            with draft_file(path, draft=place / f"{name}.draft") as draft:
                 draft.unlink(missing_ok=True)
                 write_archive(draft, known, on_progress=on_progress)
-            made = Archive(object_of(path), size_bytes)
+            made = PackedArchive(make_object_ref(path), size_bytes)
             write_whole(facts, msgspec.json.encode(made))
             return made
     except OSError as error:
@@ -217,14 +219,14 @@ def _archive(
 
 def _remove_old_archives(place: Path) -> None:
     here = sorted(place.glob("*.json"), key=lambda facts: facts.stat().st_mtime, reverse=True)
-    for facts in here[_KEPT:]:
-        if time.time() - facts.stat().st_mtime > _KEPT_S:
+    for facts in here[_MIN_KEPT_ARCHIVES:]:
+        if time.time() - facts.stat().st_mtime > _MAX_UNUSED_S:
             facts.with_suffix(".tar.gz").unlink(missing_ok=True)
             facts.unlink(missing_ok=True)
 
 
-CARRIED_AS = "session"
-_STARTER = (
+NODE_FOLDER_NAME = "session"
+_STARTER_SOURCES = (
     "connections.py", "errors.py", "log_files.py", "whole_files.py", "contexts/manifest.py", "pilot/starter/*.py",
     "pilot/transfer/*.py",
 )  # fmt: skip
@@ -232,18 +234,18 @@ _STARTER = (
 
 
 def pilot_files_folder(folder: SessionFolder, site: Site) -> Path:
-    return folder.path / "carried" / site.name / CARRIED_AS
+    return folder.path / "carried" / site.name / NODE_FOLDER_NAME
 
 
-def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
-    """Write the files with which nodes start pilots. Raises SessionError."""
+def write_pilot_files(folder: SessionFolder, site: Site, environment: PackedEnvironment) -> Path:
+    """Write the files with which nodes start pilots, and return their folder. Raises SessionError."""
     place = pilot_files_folder(folder, site)
     root = Path(startup.__file__).parent
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Replace each file atomically, because a batch system may be copying it.
         write_whole(place / "start.sh", (root / "pilot" / "starter" / "start.sh").read_bytes(), mode=0o700)
-        _write_starter(place / "start.pyz", root)
+        _write_starter_zip(place / "start.pyz", root)
         write_whole(place / "environment.json", msgspec.json.format(msgspec.json.encode(environment)))
         write_whole(place / "python", environment.interpreter.encode())
         if environment.base:
@@ -251,14 +253,14 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
         if not site.provider.shared_files:
             (place / "keys").mkdir(mode=0o700, exist_ok=True)
             write_whole(place / "copied", b"")
-        publish(folder.objects, (environment.packages,))
+        publish_objects(folder.objects, (environment.packages,))
     except OSError as error:
         raise SessionError(f"{place} cannot be created: {error}; free space there") from error
     return place
 
 
-def prepare_pilot_files(folder: SessionFolder, site: Site) -> list[Path]:
-    """Return the folders to copy to a job's node. Write the manager's current address into them."""
+def refresh_pilot_files(folder: SessionFolder, site: Site) -> list[Path]:
+    """Update the manager's address in the pilot files. Return the folders to copy to a job's node."""
     place = pilot_files_folder(folder, site)
     for file in (folder.file, folder.path / SEED_FILE):
         if file.exists():
@@ -268,18 +270,18 @@ def prepare_pilot_files(folder: SessionFolder, site: Site) -> list[Path]:
     return [place]
 
 
-def starter_command(folder: SessionFolder, site: Site, options: Sequence[str]) -> list[str]:
+def pilot_starter_command(folder: SessionFolder, site: Site, options: Sequence[str]) -> list[str]:
     if site.provider.shared_files:
         return ["sh", str(pilot_files_folder(folder, site) / "start.sh"), "--session", str(folder.path), *options]
-    return ["sh", f"{CARRIED_AS}/start.sh", "--session", CARRIED_AS, *options]
+    return ["sh", f"{NODE_FOLDER_NAME}/start.sh", "--session", NODE_FOLDER_NAME, *options]
 
 
-def _write_starter(target: Path, root: Path) -> None:
-    with draft_of(target) as draft, zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
+def _write_starter_zip(target: Path, root: Path) -> None:
+    with draft_file(target) as draft, zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("__main__.py", "import sys\nfrom stoker.pilot.starter.main import main\nsys.exit(main())\n")
         for package in ("", "pilot/", "contexts/"):
             archive.writestr(f"stoker/{package}__init__.py", "")
-        for pattern in _STARTER:
+        for pattern in _STARTER_SOURCES:
             for module in sorted(root.glob(pattern)):
                 archive.write(module, Path("stoker", *module.parts[len(root.parts) :]))
 
@@ -289,20 +291,22 @@ def _write_starter(target: Path, root: Path) -> None:
 log = logging.getLogger("stoker")
 
 
-def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
+def prepare_packed_environments(folder: SessionFolder, sites: Iterable[Site]) -> None:
     """Pack environments and write the files that start pilots, for sites with `kind = "packed"`."""
     for site in sites:
         if site.environment.kind is EnvironmentKind.PACKED:
-            carry(folder, site, pack_environment(python=site.environment.python, on_progress=_report(site.name)))
+            write_pilot_files(
+                folder, site, pack_environment(python=site.environment.python, on_progress=_progress_logger(site.name))
+            )
 
 
-def _report(site: str) -> Progress:
+def _progress_logger(site: str) -> Progress:
     next_at = time.monotonic() + 1.0
 
-    def tell(done: int, total: int) -> None:
+    def log_progress(done: int, total: int) -> None:
         nonlocal next_at
         if time.monotonic() >= next_at:
             next_at = time.monotonic() + 5.0
             log.warning(f"packing this environment for site {site} (once): {show_bytes(done)} of {show_bytes(total)}")
 
-    return tell
+    return log_progress

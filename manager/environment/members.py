@@ -1,10 +1,10 @@
-"""The parts of this Python environment, a key that names its state, and the files to pack.
+"""List the files of this Python environment to pack, and compute a key that changes with the environment.
 
 Packages are in three places: `site-packages` folders on `sys.path`, source folders of editable installs (from a `.pth`
 file or an import hook), and `PYTHONPATH` folders that `pip install --target` filled.
 
-The key covers Python, each distribution's version and RECORD, and the top-level names in each folder. It also covers
-size and time of each editable source file. The key does not cover edits of installed files.
+The key depends on the Python version, on each distribution's version and RECORD, on the top-level names in each folder,
+and on size and time of each editable source file. Edits of installed files do not change the key.
 
 An archive has the layout of a virtual environment:
 
@@ -41,17 +41,19 @@ from urllib.parse import unquote, urlparse
 
 import msgspec
 
-from stoker.contexts.user_code import editable_modules, folders_in_pth_files, recorded_folders
+from stoker.contexts.user_code import editable_modules, folders_in_pth_files, folders_installed_by_pip
 from stoker.errors import ConfigError
 from stoker.protocol.session import PYTHON
 
 # ---- files below a folder
 
-SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".venv"})
+SKIPPED_NAMES = frozenset(
+    {"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".venv"}
+)
 
 
 class FoundFile(NamedTuple):
-    """A file in a folder. `link`: target of a link within the folder; empty for other files."""
+    """A file below a folder. `link`: the target, if the file is a symbolic link to another file below the folder."""
 
     name: str
     path: str
@@ -59,37 +61,37 @@ class FoundFile(NamedTuple):
     link: str = ""
 
 
-Skip = Callable[[str], object]
+SkipRule = Callable[[str], object]
 
 
-def walk_files_recursively(folder: str, *, skip: Skip = lambda _name: False) -> Iterator[FoundFile]:
+def walk_files_recursively(folder: str, *, skip: SkipRule = lambda _name: False) -> Iterator[FoundFile]:
     """Yield files sorted by name. Skip unreadable files and loops of links."""
     root = os.path.realpath(folder)
-    yield from _walk(root, root, "", skip, frozenset({root}))
+    yield from _walk_folder(root, root, "", skip, frozenset({root}))
 
 
-def _walk(root: str, folder: str, prefix: str, skip: Skip, above: frozenset[str]) -> Iterator[FoundFile]:
+def _walk_folder(root: str, folder: str, prefix: str, skip: SkipRule, above: frozenset[str]) -> Iterator[FoundFile]:
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
         return
     for entry in entries:
         name = prefix + entry.name
-        if entry.name in SKIPPED or skip(name):
+        if entry.name in SKIPPED_NAMES or skip(name):
             continue
-        with suppress(OSError):  # a broken link, or a file that was removed meanwhile
+        with suppress(OSError):  # skip broken links, and files that other programs have removed
             link = os.readlink(entry.path) if entry.is_symlink() else ""
             real = os.path.realpath(entry.path) if link or entry.is_dir() else ""
             if link and not os.path.isabs(link) and real.startswith(root + os.sep) and os.path.exists(real):
                 yield FoundFile(name, entry.path, entry.stat(follow_symlinks=False), link)
             elif entry.is_dir():
                 if real not in above:
-                    yield from _walk(root, entry.path, name + "/", skip, above | {real})
+                    yield from _walk_folder(root, entry.path, name + "/", skip, above | {real})
             elif entry.is_file():
                 yield FoundFile(name, entry.path, entry.stat())
 
 
-def file_listing_digest(path: str) -> str:
+def digest_of_file_listing(path: str) -> str:
     if not os.path.isdir(path):
         facts = os.stat(path)
         return hashlib.sha256(f"{facts.st_size}\0{facts.st_mtime_ns}".encode()).hexdigest()
@@ -103,59 +105,59 @@ _FORMAT = "stoker-environment-1"
 """The archive layout's version, a part of the environment's key."""
 
 
-class Editable(msgspec.Struct, frozen=True):
-    """A package or module that Python imports from its source folder. `is_first`: True if Python finds it before the
-    same name in `site-packages`.
+class EditablePackage(msgspec.Struct, frozen=True):
+    """A package or module that Python imports from its source folder. `hides_installed_package`: True if Python finds
+    it before the same name in `site-packages`.
     """
 
     name: str
     path: str
-    is_first: bool = False
+    hides_installed_package: bool = False
 
 
-class Installed(msgspec.Struct, frozen=True):
+class InstalledEnvironment(msgspec.Struct, frozen=True):
     """An installed environment. `scripts`: folder of its programs, empty for the system's Python. `conda`: the conda
     prefix, or empty.
     """
 
     folders: tuple[str, ...]
-    editables: tuple[Editable, ...]
+    editables: tuple[EditablePackage, ...]
     scripts: str
     conda: str
     key: str
 
 
-def inspect_environment() -> Installed:
+def inspect_environment() -> InstalledEnvironment:
     """Describe this environment. Raises ConfigError if an editable install's sources are not found."""
     known = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     wanted = {os.path.realpath(folder) for folder in known}
     on_path = dict.fromkeys(os.path.realpath(place) for place in sys.path if place)
     folders = tuple(place for place in on_path if place in wanted and os.path.isdir(place))
-    editables = tuple({one.name: one for one in _editables(folders)}.values())
-    _check_editables(folders, editables)
+    editables = tuple({one.name: one for one in _find_editable_packages(folders)}.values())
+    _refuse_unknown_editable_installs(folders, editables)
     conda = sys.prefix if os.path.isdir(os.path.join(sys.prefix, "conda-meta")) else ""
     scripts = sysconfig.get_path("scripts") if conda or sys.prefix != sys.base_prefix else ""
-    return Installed(folders, editables, scripts, conda, key=_key(folders, editables, conda))
+    return InstalledEnvironment(folders, editables, scripts, conda, key=_environment_key(folders, editables, conda))
 
 
-def _editables(folders: Iterable[str]) -> Iterator[Editable]:
+def _find_editable_packages(folders: Iterable[str]) -> Iterator[EditablePackage]:
     """Yield packages found through import hooks, `.pth` files, and `pip install --target` folders."""
     for name, path in sorted(editable_modules().items()):
         suffix = os.path.splitext(path)[1] if os.path.isfile(path) else ""
-        yield Editable(name.replace(".", "/") + suffix, os.path.realpath(path))
+        yield EditablePackage(name.replace(".", "/") + suffix, os.path.realpath(path))
     for folder in folders:
         for source in map(os.path.realpath, folders_in_pth_files(folder)):
             if not source.startswith(folder + os.sep):
                 yield from _importable_modules(source)
     places = [os.path.abspath(place) for place in sys.path if place]
     first_site = min((places.index(place) for place in site.getsitepackages() if place in places), default=len(places))
-    for folder, recorded in recorded_folders():
-        is_first = folder not in places[first_site:]
+    for folder, recorded in folders_installed_by_pip():
+        hides_installed_package = folder not in places[first_site:]
         for name in sorted({os.path.relpath(path, folder).partition(os.sep)[0] for path in recorded}):
-            yield Editable(name, os.path.realpath(os.path.join(folder, name)), is_first)
+            yield EditablePackage(name, os.path.realpath(os.path.join(folder, name)), hides_installed_package)
 
 
-def _importable_modules(folder: str) -> Iterator[Editable]:
+def _importable_modules(folder: str) -> Iterator[EditablePackage]:
     for entry in sorted(os.scandir(folder), key=lambda one: one.name):
         stem, suffix = os.path.splitext(entry.name)
         if entry.is_dir():
@@ -164,10 +166,10 @@ def _importable_modules(folder: str) -> Iterator[Editable]:
         else:
             is_module = suffix in (".py", ".so") and stem != "setup"
         if is_module:
-            yield Editable(entry.name, os.path.realpath(entry.path))
+            yield EditablePackage(entry.name, os.path.realpath(entry.path))
 
 
-def _check_editables(folders: tuple[str, ...], editables: tuple[Editable, ...]) -> None:
+def _refuse_unknown_editable_installs(folders: tuple[str, ...], editables: tuple[EditablePackage, ...]) -> None:
     for distribution in importlib.metadata.distributions(path=list(folders)):
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
         if not origin.get("dir_info", {}).get("editable"):
@@ -183,11 +185,11 @@ def _check_editables(folders: tuple[str, ...], editables: tuple[Editable, ...]) 
             )
 
 
-def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) -> str:
+def _environment_key(folders: tuple[str, ...], editables: tuple[EditablePackage, ...], conda: str) -> str:
     parts = [_FORMAT, sys.version, str(sysconfig.get_config_var("SOABI"))]
     for place, folder in enumerate(folders):
         parts += [f"{place} {name}" for name in sorted(os.listdir(folder)) if name != "__pycache__"]
-    if conda:  # conda-meta has one file per package and build
+    if conda:  # conda-meta has a file for each package and build, so its file names identify the packages
         parts += sorted(os.listdir(os.path.join(conda, "conda-meta")))
     records = []
     for distribution in importlib.metadata.distributions(path=list(folders)):
@@ -195,22 +197,22 @@ def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) 
         digest = hashlib.sha256(record.encode(errors="replace")).hexdigest()
         records.append(f"{distribution.metadata['Name']} {distribution.version} {digest}")
     parts += sorted(records)
-    parts += [f"{one.name} {file_listing_digest(one.path)}" for one in editables]
+    parts += [f"{one.name} {digest_of_file_listing(one.path)}" for one in editables]
     return hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()[:32]
 
 
 # ---- members
 
-_NOT_NEEDED = re.compile(
+_UNNEEDED_INTERPRETER_FILES = re.compile(
     r"(site-packages|dist-packages|test|idlelib|turtledemo|tkinter|ensurepip|config-[^/]*|lib-dynload/_tkinter[^/]*"
     r"|[^/]+/tests?|turtle\.py|EXTERNALLY-MANAGED)"
 )
-_OF_LIBC = re.compile(
+_LIBC_LIBRARIES = re.compile(
     r"(linux-vdso|ld-linux|ld64|libc|libm|libdl|librt|libpthread|libutil|libresolv|libnsl|libanl)[.-]"
 )
 
 
-_CONDA_NOT_NEEDED = re.compile(r"(python\d|cmake|pkgconfig|man|doc|info|locale)(/|\d|$|\.)|.*\.a$")
+_UNNEEDED_CONDA_FILES = re.compile(r"(python\d|cmake|pkgconfig|man|doc|info|locale)(/|\d|$|\.)|.*\.a$")
 """Files in a conda prefix that are documentation, needed only for compiling, or packed separately."""
 
 
@@ -224,7 +226,7 @@ class MemberKind(enum.Enum):
 
 
 class ArchiveMember(NamedTuple):
-    """`path`: the file to pack, or the target of a link."""
+    """A file or link in an archive. `path`: the file to pack, or the target of the link."""
 
     name: str
     path: str
@@ -233,13 +235,13 @@ class ArchiveMember(NamedTuple):
     executable: bool = False
 
 
-def package_members(installed: Installed) -> list[ArchiveMember]:
+def list_package_members(installed: InstalledEnvironment) -> list[ArchiveMember]:
     found: dict[str, ArchiveMember] = {}
     packages = f"lib/python{PYTHON}/site-packages/"
     taken: set[str] = set()
     for folder in installed.folders:
         here = set()
-        for member in _members(folder, prefix=packages, skip=lambda name: name.startswith("__editable__")):
+        for member in _folder_members(folder, prefix=packages, skip=lambda name: name.startswith("__editable__")):
             top = member.name.removeprefix(packages).partition("/")[0]
             here.add(top)
             if top not in taken:
@@ -248,14 +250,16 @@ def package_members(installed: Installed) -> list[ArchiveMember]:
     for one in installed.editables:
         place = packages + one.name
         if one.name in taken:
-            if not one.is_first:
+            if not one.hides_installed_package:
                 continue
             found = {name: found[name] for name in found if name != place and not name.startswith(f"{place}/")}
         new = [ArchiveMember(place, one.path, os.path.getsize(one.path))] if os.path.isfile(one.path) else []
-        found.update((member.name, member) for member in new or _members(one.path, prefix=f"{place}/"))
-    others = list(_script_members(installed.scripts)) if installed.scripts else []
+        found.update((member.name, member) for member in new or _folder_members(one.path, prefix=f"{place}/"))
+    others = list(_list_script_members(installed.scripts)) if installed.scripts else []
     for part in ("lib", "share", "ssl", "etc", "libexec") if installed.conda else ():
-        others += _members(os.path.join(installed.conda, part), prefix=f"{part}/", skip=_CONDA_NOT_NEEDED.match)
+        others += _folder_members(
+            os.path.join(installed.conda, part), prefix=f"{part}/", skip=_UNNEEDED_CONDA_FILES.match
+        )
     found.update((member.name, member) for member in others)
     return sorted(found.values())
 
@@ -264,8 +268,8 @@ def interpreter_file() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
 
 
-def interpreter_members() -> list[ArchiveMember]:
-    """Raises ConfigError."""
+def list_interpreter_members() -> list[ArchiveMember]:
+    """Return the files of the interpreter and the standard library. Raises ConfigError if they do not exist."""
     executable, library = interpreter_file(), sysconfig.get_path("stdlib")
     if not os.path.isfile(executable) or not os.path.isdir(library):
         raise ConfigError(
@@ -277,13 +281,15 @@ def interpreter_members() -> list[ArchiveMember]:
     members = [ArchiveMember(f"base/bin/{name}", executable, os.path.getsize(executable), executable=True)]
     members.append(ArchiveMember("base/bin/python3", name, 0, MemberKind.LINK))
     place = os.path.relpath(library, sys.base_prefix)
-    members += _members(library, prefix=f"base/{place}/", skip=_NOT_NEEDED.fullmatch)
-    members += _members(sysconfig.get_path("include"), prefix=f"base/include/{name}/")
-    members += _shared_library_members([member.path for member in members if ".so" in member.name or member.executable])
+    members += _folder_members(library, prefix=f"base/{place}/", skip=_UNNEEDED_INTERPRETER_FILES.fullmatch)
+    members += _folder_members(sysconfig.get_path("include"), prefix=f"base/include/{name}/")
+    members += _list_shared_library_members(
+        [member.path for member in members if ".so" in member.name or member.executable]
+    )
     return sorted({member.name: member for member in members}.values())
 
 
-def _members(folder: str, *, prefix: str, skip: Skip = lambda _name: False) -> Iterator[ArchiveMember]:
+def _folder_members(folder: str, *, prefix: str, skip: SkipRule = lambda _name: False) -> Iterator[ArchiveMember]:
     for file in walk_files_recursively(folder, skip=skip):
         name = prefix + file.name
         if file.link:
@@ -305,7 +311,7 @@ def _valid_bytecode_path(source: FoundFile) -> str | None:
     return None
 
 
-def _script_members(folder: str) -> Iterator[ArchiveMember]:
+def _list_script_members(folder: str) -> Iterator[ArchiveMember]:
     for file in walk_files_recursively(folder):
         if file.link or re.match(r"(python|pypy|[Aa]ctivate)", file.name):
             continue
@@ -314,12 +320,12 @@ def _script_members(folder: str) -> Iterator[ArchiveMember]:
         yield ArchiveMember(f"bin/{file.name}", file.path, file.facts.st_size, kind, executable=True)
 
 
-def _shared_library_members(files: list[str]) -> Iterator[ArchiveMember]:
+def _list_shared_library_members(files: list[str]) -> Iterator[ArchiveMember]:
     ldd = shutil.which("ldd")
     if ldd is None:
         return
     said = subprocess.run([ldd, *files], capture_output=True, text=True, errors="replace", check=False).stdout
     for name, path in sorted(set(re.findall(r"^\s+(\S+) => (/\S+) \(0x", said, re.MULTILINE))):
-        if not _OF_LIBC.match(name):
+        if not _LIBC_LIBRARIES.match(name):
             place = f"base/lib/bundled/{name}"
             yield ArchiveMember(place, os.path.realpath(path), os.path.getsize(path), executable=True)

@@ -48,7 +48,7 @@ def amap(
     awaited = None
     if isinstance(items, AsyncIterable):
         try:
-            items = awaited = _AwaitedItems(items, asyncio.get_running_loop())
+            items = awaited = _AsyncItemReader(items, asyncio.get_running_loop())
         except RuntimeError:
             raise ConfigError(
                 "stoker.amap: asynchronous items need a running event loop; call stoker.amap in a coroutine"
@@ -66,10 +66,12 @@ class AsyncResults(AsyncIterator[Any]):
     def __init__(self, results: ResultStream, *, interrupt: Callable[[], None]) -> None:
         self._results = results
         self._interrupt = interrupt
-        self._asked: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
         self._is_closed = False
-        weakref.finalize(self, self._asked.put, None)
-        threading.Thread(target=_serve, args=(results, self._asked), name="stoker-amap", daemon=True).start()
+        weakref.finalize(self, self._requests.put, None)
+        threading.Thread(
+            target=_serve_requests, args=(results, self._requests), name="stoker-amap", daemon=True
+        ).start()
 
     @property
     def taken(self) -> int:
@@ -87,10 +89,10 @@ class AsyncResults(AsyncIterator[Any]):
     async def __anext__(self) -> Any:
         if self._is_closed:
             raise StopAsyncIteration
-        asked: Future[Any] = Future()
-        self._asked.put(asked)
+        request: Future[Any] = Future()
+        self._requests.put(request)
         try:
-            value = await asyncio.wrap_future(asked)
+            value = await asyncio.wrap_future(request)
         except asyncio.CancelledError:
             self.close()
             raise
@@ -105,7 +107,7 @@ class AsyncResults(AsyncIterator[Any]):
             self._is_closed = True
             self._results.stop()
             self._interrupt()
-            self._asked.put(None)
+            self._requests.put(None)
 
     async def aclose(self) -> None:
         """As `close`, for `contextlib.aclosing`."""
@@ -125,19 +127,19 @@ class AsyncResults(AsyncIterator[Any]):
         return f"<async {repr(self._results)[1:]}"
 
 
-def _serve(results: ResultStream, asked: queue.SimpleQueue[Future[Any] | None]) -> None:
-    while (wanted := asked.get()) is not None:
+def _serve_requests(results: ResultStream, requests: queue.SimpleQueue[Future[Any] | None]) -> None:
+    while (wanted := requests.get()) is not None:
         error, value = None, _END
         try:
             value = next(results, _END)
-        except BaseException as raised:  # Ctrl-C raises only on the main thread
+        except BaseException as raised:  # Ctrl-C never reaches this thread, so the waiting task receives every error
             error = raised
-        end_future(wanted, value, error=error)  # has no effect on a cancelled future
+        end_future(wanted, value, error=error)  # a cancelled future ignores the result
         del wanted, error, value
     results.close()
 
 
-class _AwaitedItems(Iterator[Any]):
+class _AsyncItemReader(Iterator[Any]):
     def __init__(self, items: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> None:
         self._items = aiter(items)
         self._loop = loop
@@ -145,13 +147,13 @@ class _AwaitedItems(Iterator[Any]):
         self._is_closed = False
 
     def __next__(self) -> Any:
-        async def item() -> Any:
+        async def next_item() -> Any:
             try:
                 return await anext(self._items)
-            except StopAsyncIteration:  # a future cannot hold this exception
+            except StopAsyncIteration:  # a future cannot raise StopAsyncIteration, so return a marker
                 return _END
 
-        self._awaited = asyncio.run_coroutine_threadsafe(item(), self._loop)
+        self._awaited = asyncio.run_coroutine_threadsafe(next_item(), self._loop)
         if self._is_closed:
             self._awaited.cancel()
         value = self._awaited.result()

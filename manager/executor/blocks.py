@@ -1,4 +1,4 @@
-"""Manage an executor's blocks: drain, detect failures, cancel jobs and report states."""
+"""Drain an executor's blocks, detect failed blocks, cancel jobs, and report the states of blocks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from parsl.utils import execute_wait
 
 from stoker.errors import SessionError
 from stoker.locks import is_locked
-from stoker.manager.executor.client import Link
+from stoker.manager.executor.client import ClientLink
 from stoker.manager.factory import pilot_command
 from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import PilotStatus
-from stoker.protocol.to_manager import ReleaseBlock, WantPilots
+from stoker.protocol.to_manager import ParslBlockStates, ReleaseBlock
 from stoker.site import Engine, Site
 from stoker.units import show_seconds
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-PILOT_END_S = 5.0
+PILOT_EXIT_LIMIT_S = 5.0
 FACTORY_START_S = 10.0
 FACTORY_LIMIT_S = 40.0
-LOCK_FREE_S = 2.0
+FACTORY_DEAD_AFTER_S = 2.0
 """If the factory's lock is free for this many seconds, the factory counts as dead."""
 _LAST_LINES = 20
 
@@ -54,14 +54,14 @@ def fail_calls_if_all_blocks_failed(executor: BlockProviderExecutor, status: dic
     failed = [job for job in status.values() if job.state in (JobState.FAILED, JobState.MISSING)]
     if len(status) >= enough and len(failed) == len(status):
         answer = executor.ask_status()
-        # The manager does not answer while it restarts. The client then cannot know whether a pilot joined, and the
-        # next call of this function decides.
+        # The manager does not answer while it restarts. Then it is unknown whether a pilot has joined, so a later call
+        # of this function decides.
         if answer is not None and not (answer.pilots or answer.gone_pilots):
             log = str(getattr(executor.provider, "script_dir", "") or "")
-            executor.set_bad_state_and_fail_all(no_pilot(status, site=executor.site.name, log=log))
+            executor.set_bad_state_and_fail_all(no_pilot_error(status, site=executor.site.name, log=log))
 
 
-def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionError:
+def no_pilot_error(status: dict[str, JobStatus], *, site: str, log: str) -> SessionError:
     said: dict[str, list[str]] = {}
     for block, job in status.items():
         text = (job.stderr_summary or "").strip() or job.message or ""
@@ -75,7 +75,7 @@ def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionErr
     return SessionError("\n".join(lines), log=log)
 
 
-def choose(executor: BlockProviderExecutor, wanted: int, *, idle_only: bool) -> list[str]:
+def choose_blocks_to_drain(executor: BlockProviderExecutor, wanted: int, *, idle_only: bool) -> list[str]:
     """Return up to `wanted` blocks to drain: fewest running calls first, then youngest first."""
     active = [block for block, job in executor.status_facade.items() if job.state not in TERMINAL_STATES]
     answer, running = executor.ask_status(), Counter[str]()
@@ -89,46 +89,46 @@ def choose(executor: BlockProviderExecutor, wanted: int, *, idle_only: bool) -> 
     return [block for block in order if not idle_only or not running[block]][:wanted]
 
 
-def most_pilots(provider: ExecutionProvider) -> int:
+def max_pilot_count(provider: ExecutionProvider) -> int:
     """Return the maximum number of pilots that a provider allows; 0: no limit."""
     most, nodes = getattr(provider, "max_blocks", 0), getattr(provider, "nodes_per_block", 1)
     return int(most * nodes) if isinstance(most, int) and isinstance(nodes, int) else 0
 
 
-def end_all(executor: BlockProviderExecutor, *, told: set[str]) -> None:
+def end_all_jobs(executor: BlockProviderExecutor, *, exiting_blocks: set[str]) -> None:
     provider = executor.provider
     jobs = dict(executor.blocks_to_job_id)
     if provider is None or not jobs:
         return
-    until = time.monotonic() + PILOT_END_S
+    until = time.monotonic() + PILOT_EXIT_LIMIT_S
     try:
-        ending = [job for block, job in jobs.items() if isinstance(provider, LocalProvider) and block in told]
+        ending = [job for block, job in jobs.items() if isinstance(provider, LocalProvider) and block in exiting_blocks]
         if others := _unfinished_jobs(provider, [job for job in jobs.values() if job not in ending]):
             provider.cancel(others)
         while (ending := _unfinished_jobs(provider, ending)) and time.monotonic() < until:
             time.sleep(0.02)
         if ending:
             provider.cancel(ending)
-    except Exception:  # the manager must end even if the provider fails
+    except Exception:  # log every error of the provider, because the caller must still end the manager
         logger.exception("jobs %s could not be cancelled; look for them in the batch system", sorted(jobs.values()))
 
 
 def _unfinished_jobs(provider: ExecutionProvider, jobs: list[str]) -> list[str]:
     try:
         return [job for job, status in zip(jobs, provider.status(jobs), strict=True) if not status.terminal]
-    except OSError:  # the status files are missing; cancelling an ended job is harmless
+    except OSError:  # the status is unknown, so return all jobs; cancelling an ended job is harmless
         return list(jobs)
 
 
 def wait_until_factory_jobs_end(folder: SessionFolder) -> None:
     until = time.monotonic() + FACTORY_LIMIT_S
-    there_by = time.monotonic() + FACTORY_START_S
+    give_up_at = time.monotonic() + FACTORY_START_S
     left = folder.path / JOBS_LEFT
     while not left.exists():
         now = time.monotonic()
         if is_locked(folder.path / "factory.lock", exclusively=True) is not False:
-            there_by = now + LOCK_FREE_S
-        if now > min(until, there_by):
+            give_up_at = now + FACTORY_DEAD_AFTER_S
+        if now > min(until, give_up_at):
             logger.warning("jobs of the session may still be in the queue: %s", folder.path / "factory.log")
             return
         time.sleep(0.05)
@@ -139,7 +139,7 @@ def wait_until_factory_jobs_end(folder: SessionFolder) -> None:
 # ---- periodic work, run when Parsl requests the status of blocks
 
 
-class BlockUpkeep:
+class BlockMonitor:
     """Reports blocks to the manager, and cancels the jobs of drained blocks and of blocks without pilots."""
 
     def __init__(self, owner: BlockProviderExecutor, *, lease_s: float) -> None:
@@ -147,21 +147,21 @@ class BlockUpkeep:
         self._lease_s = lease_s
         self._cancel_at: dict[str, float] = {}
         self._silent_since: dict[str, float] = {}
-        """Time at which a block with a running job was first seen without pilots."""
-        self._told: dict[str, str] = {}
-        self._without_key: set[str] = set()
+        """By block with a running job: time at which the block was first seen without pilots."""
+        self._reported_states: dict[str, str] = {}
+        self._revoked_blocks: set[str] = set()
 
-    def drain(self, blocks: Iterable[str], link: Link, *, within_s: float) -> None:
+    def drain(self, blocks: Iterable[str], link: ClientLink, *, within_s: float) -> None:
         for block in blocks:
             self._cancel_at[block] = time.monotonic() + within_s
-            link.tell(ReleaseBlock(block))
+            link.send_message(ReleaseBlock(block))
 
-    def cancel_due(self, status: Mapping[str, JobStatus], *, emptied: Container[str] | None) -> None:
-        """Cancel drained blocks, and blocks that have lost all their pilots (`emptied`; None if unknown)."""
+    def cancel_due_jobs(self, status: Mapping[str, JobStatus], *, emptied: Container[str] | None) -> None:
+        """Cancel drained blocks after their time limit, and blocks without pilots (`emptied`; None if unknown)."""
         for block, at in list(self._cancel_at.items()):
             if time.monotonic() >= at:
                 del self._cancel_at[block]
-                self._cancel(block)
+                self._cancel_job(block)
         if emptied is None:
             return
         running = [block for block, job in status.items() if job.state is JobState.RUNNING]
@@ -169,23 +169,23 @@ class BlockUpkeep:
         self._silent_since = {block: known.get(block, now) for block in running if block in emptied}
         gone = show_seconds(self._lease_s)
         for block, since in self._silent_since.items():
-            if now - since >= self._lease_s and self._cancel(block):
+            if now - since >= self._lease_s and self._cancel_job(block):
                 logger.warning("block %s: its pilots left %s ago, but the job still runs and is cancelled", block, gone)
 
-    def tell(self, status: Mapping[str, JobStatus], link: Link) -> None:
+    def report_states(self, status: Mapping[str, JobStatus], link: ClientLink) -> None:
         said = {
             block: job.state.name.lower() + (f": {job.message}" if job.message else "") for block, job in status.items()
         }
-        if said == self._told:
+        if said == self._reported_states:
             return
-        self._told = said
+        self._reported_states = said
         ended = tuple(block for block, job in status.items() if job.state in TERMINAL_STATES)
-        for block in set(ended) - self._without_key:
+        for block in set(ended) - self._revoked_blocks:
             pilot_command.revoke_block_key(link.folder, block)
-            self._without_key.add(block)
-        link.tell(WantPilots(said, ended, most_pilots(self._owner.provider)))
+            self._revoked_blocks.add(block)
+        link.send_message(ParslBlockStates(said, ended, max_pilot_count(self._owner.provider)))
 
-    def _cancel(self, block: str) -> bool:
+    def _cancel_job(self, block: str) -> bool:
         job = self._owner.blocks_to_job_id.get(block)
         if job is None or self._owner.provider is None:
             return False
@@ -221,7 +221,7 @@ def report_nodes_to_monitoring(
 _PID = "PID:"
 
 
-class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no types
+class PathQuotingLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no types
     def submit(self, command: str, tasks_per_node: int, job_name: str = "parsl.localprovider") -> str:
         name = f"{job_name}.{time.time()}"
         script = str(Path(self.script_dir, f"{name}.sh").absolute())
@@ -243,7 +243,7 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
             with suppress(OSError):
                 groups.append(os.getpgid(self.resources[job]["remote_pid"]))
         done: list[bool] = super().cancel(job_ids)
-        for group in groups:  # a stopped process (SIGSTOP) ends only after SIGCONT
+        for group in groups:  # a process that SIGSTOP has stopped exits only after SIGCONT
             with suppress(OSError):
                 os.killpg(group, signal.SIGCONT)
         return done
@@ -258,9 +258,9 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
             return "-"
 
 
-def local_provider(site: Site) -> LocalProvider:
+def create_local_provider(site: Site) -> LocalProvider:
     if site.engine is Engine.TASKVINE:
-        return QuotedLocalProvider(init_blocks=1, min_blocks=1, max_blocks=1)
+        return PathQuotingLocalProvider(init_blocks=1, min_blocks=1, max_blocks=1)
     first, least, most = site.pilot.init_blocks, site.pilot.min_blocks, site.pilot.max_blocks
     least, worker_init = max(least, min(1, first)), site.provider.worker_init
-    return QuotedLocalProvider(init_blocks=first, min_blocks=least, max_blocks=most, worker_init=worker_init)
+    return PathQuotingLocalProvider(init_blocks=first, min_blocks=least, max_blocks=most, worker_init=worker_init)

@@ -21,25 +21,25 @@ from stoker.contexts.folders import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.locks import is_locked
-from stoker.manager.executor.processes import error_with_log_tail, register, spawn_manager
+from stoker.manager.executor.processes import error_with_log_tail, register_session, spawn_manager
 from stoker.manager.live import interfaces, lease
-from stoker.manager.live.presence import is_up as is_up
-from stoker.protocol.session import SessionFolder, find_session, is_begun, modification_time
+from stoker.manager.live.presence import is_manager_up as is_manager_up
+from stoker.protocol.session import SessionFolder, find_session, is_starting, modification_time
 from stoker.site import Engine, Site
 
 # ---- sessions whose manager does not listen yet
 
 
-_MANAGER_STARTS_S = 5.0
-_LISTENS_S = 60.0
+_MAX_START_S = 5.0
+_MAX_LISTEN_S = 60.0
 _POLL_S = 0.02
 
 
 def is_session_starting(folder: Path) -> bool:
-    if not is_begun(folder):
+    if not is_starting(folder):
         return False
     age_s = time.time() - modification_time(folder / "manager.json")
-    return 0 <= age_s < _MANAGER_STARTS_S or (age_s < _LISTENS_S and is_locked(folder / "manager.lock") is True)
+    return 0 <= age_s < _MAX_START_S or (age_s < _MAX_LISTEN_S and is_locked(folder / "manager.lock") is True)
 
 
 def wait_for_starting_sessions(name: str = "") -> None:
@@ -52,21 +52,21 @@ def wait_for_starting_sessions(name: str = "") -> None:
 # ---- the state of a session, read from its folder
 
 
-JOINS = "STOKER_SESSION"
+SESSION_VARIABLE = "STOKER_SESSION"
 """Environment variable with the session that programs join if they name no site."""
-RUN = "STOKER_RUN"
+RUN_FOLDER_VARIABLE = "STOKER_RUN"
 """Environment variable that tells a detached program (`stoker run --detach`) the folder of its run."""
 
 
-class Launch(msgspec.Struct, frozen=True):
+class LaunchOptions(msgspec.Struct, frozen=True):
     session: str
     options: tuple[str, ...]
 
 
-def name_of(folder: SessionFolder) -> str:
+def session_name(folder: SessionFolder) -> str:
     if folder.file.exists():
         return folder.read().session
-    return read_launch(folder).session if folder.launch.exists() else folder.path.name
+    return read_launch_options(folder).session if folder.launch.exists() else folder.path.name
 
 
 def engine_of(folder: SessionFolder) -> Engine:
@@ -77,19 +77,23 @@ def is_detached(folder: SessionFolder) -> bool:
     return folder.launch.exists()
 
 
-def unreachable(folder: SessionFolder) -> str:
+def explain_unreachable_manager(folder: SessionFolder) -> str:
     """Return why this machine's network cannot reach the manager, or an empty text."""
     if not folder.file.exists():
         return ""
-    file, holder = folder.read(), lease.read_if_whole(folder.lease)
-    if holder is None or not lease.is_alive(holder) or not (why := interfaces.explain_missing_route(file.address)):
+    file, holder = folder.read(), lease.read_lease_or_none(folder.lease)
+    if (
+        holder is None
+        or not lease.is_holder_alive(holder)
+        or not (why := interfaces.explain_missing_route(file.address))
+    ):
         return ""
     return f"the manager of session {file.session} ({holder}) at {file.address} cannot be reached: {why}"
 
 
-def read_launch(folder: SessionFolder) -> Launch:
+def read_launch_options(folder: SessionFolder) -> LaunchOptions:
     try:
-        return msgspec.json.decode(folder.launch.read_bytes(), type=Launch)
+        return msgspec.json.decode(folder.launch.read_bytes(), type=LaunchOptions)
     except OSError:
         raise SessionError(
             f"the session in {folder.path} belonged to a program and ended with it; `stoker up` starts a session that"
@@ -109,7 +113,7 @@ START_LIMIT_S = 60.0
 _TERMINATE_S = 5.0
 
 
-def forget(folder: SessionFolder) -> None:
+def delete_session(folder: SessionFolder) -> None:
     remove_session_links(folder)
     shutil.rmtree(folder.path, ignore_errors=True)
 
@@ -120,63 +124,65 @@ def remove_session_links(folder: SessionFolder) -> None:
             link.unlink(missing_ok=True)
 
 
-def find(name: str) -> tuple[SessionFolder, Site]:
-    """Find a session by id or folder, and restart its manager if needed. Return the session's folder, and a Site with
-    the joined names of its sites.
+def find_and_restart_session(name: str) -> tuple[SessionFolder, Site]:
+    """Find a session by id or folder, and restart its manager if needed. Return the session's folder, and a Site
+    whose name joins the names of the session's sites (`a+b`).
     """
     wait_for_starting_sessions(name)
     folder = find_session(name)
-    if not is_up(folder):
-        start(folder, waiting=log.warning)
+    if not is_manager_up(folder):
+        start_session_manager(folder, on_wait=log.warning)
     sites = "+".join(read_sites(folder.sites)) if is_detached(folder) else folder.read().site
     return folder, msgspec.structs.replace(Site.default(), name=sites, engine=engine_of(folder))
 
 
-def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool = False) -> lease.LeaseHolder:
+def start_session_manager(
+    folder: SessionFolder, *, on_wait: Callable[[str], None], only_ends_session: bool = False
+) -> lease.LeaseHolder:
     """Start a session's manager on this machine. Return the manager's lease when the manager listens.
 
-    `waiting` is called with a message if the earlier manager may still run. `to_end`: the manager only ends the
-    session, and may use any port.
+    `on_wait` is called with a message if the earlier manager may still run. `only_ends_session`: the manager only ends
+    the session, and may use any port.
     """
-    launch = read_launch(folder)
-    if to_end:
+    launch = read_launch_options(folder)
+    if only_ends_session:
         launch = msgspec.structs.replace(launch, options=(*launch.options, "--any-port"))
-    if why := unreachable(folder):
+    if why := explain_unreachable_manager(folder):
         raise SessionError(why, session=launch.session)
     path = folder.lease
-    before, said_before = lease.read(path), _session_file_mtime_ns(folder)
+    before, said_before = lease.read_lease(path), _session_file_mtime_ns(folder)
     if before is not None and before.over:
         raise _session_over_error(launch, before.over)
     patience_s = START_LIMIT_S
-    if before is not None and lease.is_alive(before) is None:
+    if before is not None and lease.is_holder_alive(before) is None:
         patience_s += lease.PATIENCE_S + lease.SETTLE_S
-        waiting(
+        on_wait(
             f"the manager of session {launch.session} was {before}; another manager starts here if that manager "
             f"does not renew its lease within {lease.PATIENCE_S:.0f} s"
         )
-    said_at = folder.manager_log.stat().st_size if folder.manager_log.exists() else 0
-    process, tries_left = _spawn(folder, launch), _TRIES
+    log_offset = folder.manager_log.stat().st_size if folder.manager_log.exists() else 0
+    process, tries_left = _spawn_session_manager(folder, launch), _TRIES
     until = time.monotonic() + patience_s
     try:
-        while _session_file_mtime_ns(folder) == said_before or (holder := lease.read(path)) is None:
+        while _session_file_mtime_ns(folder) == said_before or (holder := lease.read_lease(path)) is None:
             if process.poll() is not None:
-                other = lease.read(path)
+                other = lease.read_lease(path)
                 if other is not None and other.over:  # another process started a manager and ended the session
                     raise _session_over_error(launch, other.over)
-                if other is not None and is_up(folder):  # another process or the keeper started a manager
-                    register(folder)
+                if other is not None and is_manager_up(folder):  # use the manager that another process started
+                    register_session(folder)
                     return other
-                if other is None or not lease.is_alive(other):
+                if other is None or not lease.is_holder_alive(other):
                     tries_left -= 1
                     if (process.returncode >= 0 and process.returncode != lease.TAKEN_OVER) or not tries_left:
                         what = f"the manager ended with exit code {process.returncode} before it listened"
-                        raise error_with_log_tail(what, folder.manager_log, said_at=said_at)
-                    process = _spawn(folder, launch)  # a signal killed this manager, or its successor died
+                        raise error_with_log_tail(what, folder.manager_log, log_offset=log_offset)
+                    process = _spawn_session_manager(folder, launch)  # retry, because a signal killed it
             if time.monotonic() > until:
                 what = f"the manager did not listen within {patience_s:.0f} s"
-                raise error_with_log_tail(what, folder.manager_log, said_at=said_at)
+                raise error_with_log_tail(what, folder.manager_log, log_offset=log_offset)
             time.sleep(0.02)
-    except BaseException:  # Ctrl-C too
+    except BaseException:  # also clean up after Ctrl-C
         if _session_file_mtime_ns(folder) == said_before:  # do not end a manager that commands can find
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -184,15 +190,15 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
         if not folder.file.exists():  # the manager never listened, so commands must not wait for it
             remove_session_links(folder)
         raise
-    register(folder)
+    register_session(folder)
     return holder
 
 
-def _session_over_error(launch: Launch, why: str) -> SessionError:
+def _session_over_error(launch: LaunchOptions, why: str) -> SessionError:
     return SessionError(f"session {launch.session} is over: {why}", session=launch.session)
 
 
-def _spawn(folder: SessionFolder, launch: Launch) -> subprocess.Popen[bytes]:
+def _spawn_session_manager(folder: SessionFolder, launch: LaunchOptions) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "stoker.manager.main", "--session", str(folder.path)]
     options = ["--name", launch.session, *launch.options, "--detached", "--kept"]
     return spawn_manager([*command, *options], folder.manager_log)

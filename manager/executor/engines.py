@@ -1,4 +1,4 @@
-"""The executor's part of the TaskVine engine. The session sees a TaskVine pool as one pilot on this machine."""
+"""Connect the executor to the TaskVine engine. To a session, a TaskVine pool is one pilot on this machine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from stoker.site import Engine, ProviderKind, Site
 if TYPE_CHECKING:  # importing Parsl takes a second; the command line does not need Parsl
     from parsl.providers.base import ExecutionProvider
 
-    from stoker.manager.executor.options import Wants
+    from stoker.manager.executor.options import CallRequirements
 
 
-def check(sites: Sequence[Site], *, provider: ExecutionProvider | None = None) -> None:
-    refuse(sites, provider=provider)
+def check_taskvine_sites(sites: Sequence[Site], *, provider: ExecutionProvider | None = None) -> None:
+    refuse_invalid_taskvine_sites(sites, provider=provider)
     require_taskvine_programs(sites)
 
 
@@ -31,7 +31,7 @@ def require_taskvine_programs(sites: Iterable[Site]) -> None:
         factory.find_programs()
 
 
-def refuse(sites: Sequence[Site], *, provider: ExecutionProvider | None = None) -> None:
+def refuse_invalid_taskvine_sites(sites: Sequence[Site], *, provider: ExecutionProvider | None = None) -> None:
     for site in sites:
         if site.engine is not Engine.TASKVINE:
             continue
@@ -50,21 +50,21 @@ def refuse(sites: Sequence[Site], *, provider: ExecutionProvider | None = None) 
         refusals.refuse_unsupported_site(site)
 
 
-def refuse_unsupported_options(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> None:
-    """Raise ConfigError if this site cannot honour `wants`. `honours`: options that the policy uses, if known."""
+def refuse_unsupported_options(site: Site, requirements: CallRequirements, *, honours: frozenset[str] | None) -> None:
+    """Raise ConfigError if the site cannot meet the requirements. `honours`: options that the policy uses, if known."""
     if honours is not None:
         name = site.policy.dispatch or site.policy.name
-        refused = seams.refusal(
-            wants.options, honours, policy=name, deadline=wants.deadline_s > 0, features=wants.features,
-            limits=wants.recipe.limits,
+        refused = seams.describe_refused_options(
+            requirements.options, honours, policy=name, deadline=requirements.deadline_s > 0,
+            features=requirements.features, limits=requirements.recipe.limits,
         )  # fmt: skip
         if refused:
             raise ConfigError(refused)
     if site.engine is Engine.TASKVINE:
-        refusals.refuse_unsupported_call(wants.recipe, wants.options, deadline_s=wants.deadline_s)
+        refusals.refuse_unsupported_call(requirements.recipe, requirements.options, deadline_s=requirements.deadline_s)
 
 
-def prepare(
+def write_taskvine_plans(
     folder: SessionFolder, sites: Iterable[Site], *, session: str, python_path: str, kept: bool = False
 ) -> None:
     """Write the plan of each TaskVine site into a new session's folder. `kept`: the session outlives programs."""
@@ -73,15 +73,15 @@ def prepare(
             made = planning.make_vine_plan(
                 site, session=session, kept=kept, python=sys.executable, search_path=python_path
             )
-            engine.write(made, folder, site=site.name)
+            engine.write_plan(made, folder, site=site.name)
 
 
-def factory_command(site: Site, folder: SessionFolder, *, session: str) -> str:
-    """Return the command that starts TaskVine's workers. Raises ConfigError."""
+def taskvine_factory_command(site: Site, folder: SessionFolder, *, session: str) -> str:
+    """Return the command that starts TaskVine's workers, for a dry run. Raises ConfigError."""
     elsewhere = site.provider.kind is not ProviderKind.LOCAL
     made = planning.make_vine_plan(site, session=session, kept=True)
-    own = folder.pilot("taskvine") / "taskvine"
-    host = interfaces.resolve(site.session.interface or interfaces.AUTO) if elsewhere else ""
+    own = folder.pilot_folder("taskvine") / "taskvine"
+    host = interfaces.resolve_interface(site.session.interface or interfaces.AUTO) if elsewhere else ""
     words = engine.factory_command(
         made, factory="vine_factory", worker="vine_worker", port=made.ports[0], host=host, folder=own / "factory",
         password=folder.path / "keys" / "taskvine", orders=own / "factory.json",

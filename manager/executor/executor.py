@@ -34,27 +34,31 @@ from stoker.contexts.folders import program_folder
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import refuse_non_utf8_path, working_folder
-from stoker.manager.environment.carrying import prepare
+from stoker.manager.environment.carrying import prepare_packed_environments
 from stoker.manager.executor import blocks, detached, engines, processes
-from stoker.manager.executor.client import Link
+from stoker.manager.executor.client import ClientLink
 from stoker.manager.executor.futures import CANCELLED, CallFuture
 from stoker.manager.executor.kernel import task_being_launched
-from stoker.manager.executor.options import CallPlace, check_executor_options, check_local_policy
-from stoker.manager.executor.outgoing import Replaced, wait_for_answer
+from stoker.manager.executor.options import CallFolder, check_executor_options, check_local_policy
+from stoker.manager.executor.outgoing import ReplacedFunction, wait_for_answer
 from stoker.manager.executor.pieces import PieceInbox
 from stoker.manager.executor.prepared import (
     PACKED,
     SPECIFICATION,
-    AppWants,
-    Preparer,
+    AppSpecification,
+    FunctionPreparer,
     inline_or_store_arguments,
     is_same_function,
     modules_pickled_with,
 )
-from stoker.manager.executor.progress import WaitNotices
-from stoker.manager.executor.session_files import ProgramSources
-from stoker.manager.factory.pilot_command import issue_block_key, pilot_command, python_path
-from stoker.manager.live.session_policies import honoured_call_options, keep_policies, policies_for
+from stoker.manager.executor.progress import WaitNoticeLogger
+from stoker.manager.executor.session_files import ProgramSourceStore
+from stoker.manager.factory.pilot_command import build_pilot_command, build_python_path, issue_block_key
+from stoker.manager.live.session_policies import (
+    copy_policies_into_session,
+    create_policies_for_sites,
+    honoured_call_options,
+)
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import PilotStatus
 from stoker.protocol.to_client import Status
@@ -104,16 +108,16 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         )  # fmt: skip
         self.sites = (load_site(site),) if provider is not None else load_sites(site)
         self.site = self.sites[0]
-        engines.check(self.sites, provider=provider)
-        self._honours = None if session is not None else policies_for(self.sites).honours
+        engines.check_taskvine_sites(self.sites, provider=provider)
+        self._honoured_options = None if session is not None else create_policies_for_sites(self.sites).honours
         """Call options that the session's policies honour; None until the executor has joined a session."""
-        self._joins = os.fspath(session) if session is not None else ""
+        self._joined_session = os.fspath(session) if session is not None else ""
         batch = len(self.sites) > 1 or not self.site.is_local
-        self._by_factory = provider is None and batch and self.site.engine is Engine.STOKER
-        if provider is None and session is None and not self._by_factory:
+        self._factory_starts_blocks = provider is None and batch and self.site.engine is Engine.STOKER
+        if provider is None and session is None and not self._factory_starts_blocks:
             if self.site.engine is Engine.STOKER:
                 check_local_policy(self.site)
-            provider = blocks.local_provider(self.site)
+            provider = blocks.create_local_provider(self.site)
         if block_error_handler is True:
             block_error_handler = blocks.fail_calls_if_all_blocks_failed
         super().__init__(provider=provider, block_error_handler=block_error_handler)
@@ -122,18 +126,18 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.storage_access = storage_access
         self.drain_s = drain_s
         self._progress = progress
-        self._news: WaitNotices | None = None
+        self._wait_notices: WaitNoticeLogger | None = None
         self.remote_monitoring_radio = remote_monitoring_radio or FilesystemRadio()
         self.folder: SessionFolder | None = None
         self.seen_blocks: set[str] = set()
-        self._nodes: dict[str, PilotStatus] = {}
+        self._reported_pilots: dict[str, PilotStatus] = {}
         self._manager: processes.ManagerProcess | None = None
-        self._link: Link | None = None
-        self.preparer: Preparer  # set by `start`
-        self.call_place = CallPlace()
-        self._early: list[str] | None = None
-        self._starting: Future[list[str]] | None = None
-        self._upkeep = blocks.BlockUpkeep(self, lease_s=self.site.session.lease_s)
+        self._link: ClientLink | None = None
+        self.preparer: FunctionPreparer  # set by `start`
+        self.call_place = CallFolder()
+        self._initial_blocks: list[str] | None = None
+        self._block_start: Future[list[str]] | None = None
+        self._block_monitor = blocks.BlockMonitor(self, lease_s=self.site.session.lease_s)
         self._gc_before: tuple[int, int, int] | None = None
         self._stopped = False
         self._pid = os.getpid()
@@ -143,7 +147,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return f"StokerExecutor(label={self.label!r}, site={self.site.name!r}, provider={self.provider!r})  # {where}"
 
     @property
-    def link(self) -> Link:
+    def link(self) -> ClientLink:
         """The connection to the manager.
 
         Raises:
@@ -161,48 +165,51 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         named = "" if self.working_dir is None else os.path.abspath(self.working_dir)
         place = named or working_folder()
         refuse_non_utf8_path(place, what="the folder in which calls run", advice="start the program in another folder")
-        self.call_place = CallPlace(named, program_folder())
+        self.call_place = CallFolder(named, program_folder())
         try:
-            if self._joins:
-                self.folder, self.site = detached.find(self._joins)
+            if self._joined_session:
+                self.folder, self.site = detached.find_and_restart_session(self._joined_session)
                 processes.link_joined_session(self.folder, Path(self.run_dir) / self.label)
-                self._honours = honoured_call_options(self.folder)
-                self._link = Link(self.folder)
+                self._honoured_options = honoured_call_options(self.folder)
+                self._link = ClientLink(self.folder)
             else:
                 self._start_session()
-            self._begin(self.link)
+            self._join_session(self.link)
         except BaseException:
             self.shutdown()
             raise
         self._gc_before = raise_gc_thresholds()
 
-    def _begin(self, link: Link) -> None:
-        self.preparer = Preparer(
-            lambda wants: engines.refuse_unsupported_options(self.site, wants, honours=self._honours),
-            on_replaced=lambda function, by: link.queue_message(Replaced(function, by)),
-            leave_source=ProgramSources(link.folder.sources).leave,
+    def _join_session(self, link: ClientLink) -> None:
+        self.preparer = FunctionPreparer(
+            lambda requirements: engines.refuse_unsupported_options(
+                self.site, requirements, honours=self._honoured_options
+            ),
+            on_replaced=lambda function, by: link.queue_message(ReplacedFunction(function, by)),
+            store_sources=ProgramSourceStore(link.folder.sources).store_sources,
         )
         link.wait_joined(START_LIMIT_S)
-        self._news = WaitNotices(
-            faults_only=not self._progress, ask=self.ask_status, calls_wait=lambda: bool(link.waiting),
-            journal_trouble=lambda: link.journal_trouble, why_silent=link.why_silent, is_ours=link.has_sent,
+        self._wait_notices = WaitNoticeLogger(
+            faults_only=not self._progress, ask=self.ask_status, has_open_calls=lambda: bool(link.open_calls),
+            journal_trouble=lambda: link.journal_trouble, why_silent=link.explain_silence,
+            is_own_context=link.has_sent_recipe,
         )  # fmt: skip
-        self._news.start()
+        self._wait_notices.start()
 
     def _start_session(self) -> None:
         self.folder = SessionFolder(Path(self.run_dir) / self.label)
-        processes.make_folder(self.folder)
-        keep_policies(self.folder, self.sites, search_path=python_path())
+        processes.create_session_folder(self.folder)
+        copy_policies_into_session(self.folder, self.sites, search_path=build_python_path())
         name = processes.new_session_id()
-        engines.prepare(self.folder, self.sites, session=name, python_path=python_path())
-        if self._by_factory:
-            write_sites(self.folder.sites, self.sites, python_path=python_path())
-        prepare(self.folder, self.sites)
-        options = ["--name", name, *processes.manager_options(self.sites)]
+        engines.write_taskvine_plans(self.folder, self.sites, session=name, python_path=build_python_path())
+        if self._factory_starts_blocks:
+            write_sites(self.folder.sites, self.sites, python_path=build_python_path())
+        prepare_packed_environments(self.folder, self.sites)
+        options = ["--name", name, *processes.manager_command_options(self.sites)]
         self._manager = processes.ManagerProcess(self.folder, on_lost=self.set_bad_state_and_fail_all, options=options)
         self._manager.wait_listening(START_LIMIT_S)
-        processes.register(self.folder)
-        self._link = Link(self.folder)
+        processes.register_session(self.folder)
+        self._link = ClientLink(self.folder)
         self._start_blocks()
 
     def shutdown(self) -> None:
@@ -214,40 +221,40 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
                 self._report_nodes_to_monitoring(answer.pilots)
             self._report_nodes_to_monitoring(())
         self._stopped = True
-        if self._news is not None:
-            self._news.stop()
+        if self._wait_notices is not None:
+            self._wait_notices.stop()
         if self._gc_before is not None and gc.get_threshold() == GC_THRESHOLDS:
             gc.set_threshold(*self._gc_before)
-        if not self._joins:
+        if not self._joined_session:
             self._end_session()
         elif self._link is not None:
-            self._link.leave(END_LIMIT_S)
+            self._link.cancel_calls_and_wait(END_LIMIT_S)
             self._link.close()
         super().shutdown()
 
     def _end_session(self) -> None:
         if self._manager is not None:
             self._manager.expect_manager_exit()
-        if self._starting is not None:
-            wait([self._starting])
-        told: set[str] = set()
+        if self._block_start is not None:
+            wait([self._block_start])
+        exiting_blocks: set[str] = set()
         joined = self._link is not None and self._link.membership.has_joined(within_s=JOIN_LIMIT_S)
         is_up = self._manager is not None and self._manager.is_running()
         if self._link is not None and joined and is_up and not self._link.wait_finished(0):
-            with suppress(Exception):  # if the status request fails, cancel all jobs
+            with suppress(Exception):  # if the status request fails, `end_all_jobs` cancels all jobs at once
                 status = wait_for_answer(self._link.ask_status(), timeout_s=STATUS_LIMIT_S)
-                told = {pilot.block for pilot in status.pilots}
-            self._link.tell(EndSession("the program is done"))
+                exiting_blocks = {pilot.block for pilot in status.pilots}
+            self._link.send_message(EndSession("the program is done"))
             self._link.wait_finished(END_LIMIT_S)
-        blocks.end_all(self, told=told)
+        blocks.end_all_jobs(self, exiting_blocks=exiting_blocks)
         if self._manager is not None:
-            # If the client never joined, the manager has received no EndSession message.
-            self._manager.end(grace_s=END_LIMIT_S / 2 if joined else 0)
-        if self._by_factory and self.folder is not None:
+            # Without a joined client, the manager has received no EndSession message, so do not wait for its exit.
+            self._manager.end_process(grace_s=END_LIMIT_S / 2 if joined else 0)
+        if self._factory_starts_blocks and self.folder is not None:
             blocks.wait_until_factory_jobs_end(self.folder)
         if self._link is not None:
             self._link.close()
-            shutil.rmtree(self._link.folder.objects, ignore_errors=True)  # large arguments and results
+            shutil.rmtree(self._link.folder.objects, ignore_errors=True)  # files of large arguments and results
 
     def _start_blocks(self) -> None:
         """Start blocks on a thread, so that Ctrl-C cannot interrupt a submission before its job is recorded."""
@@ -256,9 +263,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
                 self.provider.script_dir = os.path.join(self.run_dir, "submit_scripts")
                 os.makedirs(self.provider.script_dir, exist_ok=True)
             thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-blocks")
-            self._starting = thread.submit(self.scale_out_facade, self.provider.init_blocks)
+            self._block_start = thread.submit(self.scale_out_facade, self.provider.init_blocks)
             thread.shutdown(wait=False)
-            self._early = self._starting.result()
+            self._initial_blocks = self._block_start.result()
 
     def submit(
         self, func: Callable[..., Any], resource_specification: Mapping[str, Any] | None, *args: Any, **kwargs: Any
@@ -282,38 +289,40 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             future = CallFuture(link)
             future.cancel()
             return future
-        prepared = self.preparer.function(func)
-        wants, inbox, blob = self.preparer.wants(resource_specification), None, None
+        prepared = self.preparer.prepare_function(func)
+        requirements, inbox, blob = self.preparer.parse_specification(resource_specification), None, None
         packed = kwargs.pop(PACKED, None)
-        if isinstance(resource_specification, AppWants):
+        if isinstance(resource_specification, AppSpecification):
             inbox = resource_specification.inbox
             kwargs.pop(SPECIFICATION, None)
-            if is_same_function(resource_specification.made_of, func):  # Parsl may wrap `func` to stage files
+            if is_same_function(resource_specification.pickled_from, func):  # false if Parsl has wrapped it
                 blob = resource_specification.function
         elif (read := prepared.read_parsl_spec(args, kwargs)) is not None:
-            wants, args, kwargs = read
-        if wants.options.stream:
+            requirements, args, kwargs = read
+        if requirements.options.stream:
             inbox = inbox or PieceInbox(keeps_all=True)
         future = CallFuture(link, inbox=inbox)
-        wants = wants.chosen(args, kwargs)
+        requirements = requirements.with_context_for(args, kwargs)
         due_at = getattr(resource_specification, "due_at", None)
-        submission = prepared.submission(func, wants, place=self.call_place, due_at=due_at, blob=blob)
+        submission = prepared.create_submission(func, requirements, place=self.call_place, due_at=due_at, blob=blob)
         future.due_at = submission.due_at
         if packed is None:
-            packed = prepared.dumps(args, kwargs, by_name=modules_pickled_with(submission.function, submission.recipe))
-        payload = inline_or_store_arguments(packed, name=prepared.name, large=link.large)
+            packed = prepared.pickle_arguments(
+                args, kwargs, by_name=modules_pickled_with(submission.function, submission.recipe)
+            )
+        payload = inline_or_store_arguments(packed, name=prepared.name, large=link.large_arguments)
         task = task_being_launched()
-        if task is not None and task["resource_specification"] is CANCELLED:  # cancelled after this method began
+        if task is not None and task["resource_specification"] is CANCELLED:  # the program has just cancelled the call
             if isinstance(payload, ObjectRef):
-                link.large.drop(payload)
+                link.large_arguments.release_file(payload)
             future.cancel()
             return future
-        future.call = link.submit(submission, payload, future, features=wants.features, inbox=inbox)
+        future.call = link.submit(submission, payload, future, features=requirements.features, inbox=inbox)
         return future
 
     def outstanding(self) -> int:
         """Return the number of slots that open calls need. Parsl's kernel starts blocks for these slots."""
-        return self._link.waiting.slots if self._link else 0
+        return self._link.open_calls.slots if self._link else 0
 
     def monitor_resources(self) -> bool:
         """Return False, because Parsl cannot monitor single calls of a library's process."""
@@ -354,7 +363,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         pilot = self.site.pilot
         if pilot.cpu_count:
             return pilot.cpu_count
-        return 1 if pilot.devices == "gpu" or pilot.mixed else len(os.sched_getaffinity(0))
+        return 1 if pilot.devices == "gpu" or pilot.offers_gpus_and_cpus else len(os.sched_getaffinity(0))
 
     def scale_out_facade(self, n: int) -> list[str]:
         """Return the ids of started blocks. The first call returns the initial blocks.
@@ -362,7 +371,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         Args:
             n: Number of blocks.
         """
-        early, self._early = self._early, None
+        early, self._initial_blocks = self._initial_blocks, None
         if early is not None and n == self.provider.init_blocks and len(self._status) == n:
             return early
         started: list[str] = super().scale_out_facade(n)
@@ -377,12 +386,12 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             blocks_wanted: Number of blocks to drain.
             max_idletime: If not None, drain only idle blocks.
         """
-        chosen = blocks.choose(self, blocks_wanted, idle_only=max_idletime is not None)
-        self._upkeep.drain(chosen, self.link, within_s=self.drain_s)
+        chosen = blocks.choose_blocks_to_drain(self, blocks_wanted, idle_only=max_idletime is not None)
+        self._block_monitor.drain(chosen, self.link, within_s=self.drain_s)
         return chosen
 
     def status(self) -> dict[str, JobStatus]:
-        """Return the state of every block. MISSING: a block that completed although none of its pilots joined."""
+        """Return the state of every block. A block that completed before any of its pilots joined is MISSING."""
         status: dict[str, JobStatus] = super().status()
         answer = self.ask_status()
         if answer is not None:
@@ -392,24 +401,24 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
                 if job.state is JobState.COMPLETED and block not in self.seen_blocks and not answer.gone_pilots:
                     job.state = JobState.MISSING
                     job.message = job.message or "the job ended before its pilot reached the manager"
-        self._upkeep.cancel_due(status, emptied=None if answer is None else answer.emptied_blocks)
+        self._block_monitor.cancel_due_jobs(status, emptied=None if answer is None else answer.emptied_blocks)
         self.send_block_states()
         return status
 
     def _report_nodes_to_monitoring(self, pilots: Iterable[PilotStatus]) -> None:
         if self.submit_monitoring_radio is not None:
-            self._nodes = blocks.report_nodes_to_monitoring(
-                self.submit_monitoring_radio, pilots, self._nodes, run_id=self.run_id
+            self._reported_pilots = blocks.report_nodes_to_monitoring(
+                self.submit_monitoring_radio, pilots, self._reported_pilots, run_id=self.run_id
             )
 
     def send_block_states(self) -> None:
         """Send the states of this executor's blocks to the manager."""
         if self._link is not None and not self._stopped:
-            self._upkeep.tell(self._status, self._link)
+            self._block_monitor.report_states(self._status, self._link)
 
     def _get_launch_command(self, block_id: str) -> str:
         issue_block_key(self.link.folder, block_id)
-        return pilot_command(self.site, folder=self.link.folder, block=block_id, python_path=python_path())
+        return build_pilot_command(self.site, folder=self.link.folder, block=block_id, python_path=build_python_path())
 
 
 def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:
@@ -423,7 +432,7 @@ def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:
     return found
 
 
-def check_labels(kernel: DataFlowKernel, labels: Iterable[str], *, name: str) -> None:
+def check_executor_labels(kernel: DataFlowKernel, labels: Iterable[str], *, name: str) -> None:
     loaded = [label for label in kernel.executors if label != "_parsl_internal"]
     for label in labels:
         if label not in loaded:

@@ -16,17 +16,17 @@ from parsl.dataflow.dflow import DataFlowKernel
 from parsl.dataflow.futures import AppFuture
 
 from stoker.errors import ConfigError
-from stoker.manager.executor.failures import can_unpickle_without_user_code, outcome
+from stoker.manager.executor.failures import can_unpickle_without_user_code, result_or_raise
 from stoker.manager.executor.kernel import make_memoizer_safe
 from stoker.manager.executor.outgoing import end_future
 from stoker.manager.executor.pieces import PieceInbox, PieceReader, unpickle_result_or_piece
-from stoker.manager.executor.session_files import discard_result
-from stoker.manager.executor.settling import SLOW_S, add_callback, callbacks_of, is_users_callback
+from stoker.manager.executor.session_files import remove_result_file
+from stoker.manager.executor.settling import SLOW_S, add_callback, done_callbacks_of, is_user_callback
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
-from stoker.protocol.ids import CallId, show_call
+from stoker.protocol.ids import CallId, format_call_id
 
 if TYPE_CHECKING:
-    from stoker.manager.executor.client import Link
+    from stoker.manager.executor.client import ClientLink
 
 
 class CallFuture(Future[Any]):
@@ -38,7 +38,7 @@ class CallFuture(Future[Any]):
         due_at: The call's deadline, in seconds on the monotonic clock.
     """
 
-    def __init__(self, link: Link, *, inbox: PieceInbox | None = None) -> None:
+    def __init__(self, link: ClientLink, *, inbox: PieceInbox | None = None) -> None:
         super().__init__()
         self._inbox = inbox
         self.progress: CallProgress | None = None
@@ -50,7 +50,7 @@ class CallFuture(Future[Any]):
     @property
     def parsl_executor_task_id(self) -> str:
         """The call's id in Parsl's monitoring."""
-        return "" if self.call is None else show_call(self.call)
+        return "" if self.call is None else format_call_id(self.call)
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Run a function after the call has ended, on a callback thread if the call is still open.
@@ -58,7 +58,7 @@ class CallFuture(Future[Any]):
         Args:
             fn: Receives the future; may wait for other calls.
         """
-        record = _task_record_of_callback(fn)
+        record = _parsl_task_record(fn)
         if record is None:
             add_callback(self, fn, register=super().add_done_callback)
             return
@@ -88,12 +88,15 @@ class CallFuture(Future[Any]):
         return asyncio.wrap_future(self).__await__()
 
     def settle(self, end: CallEnd) -> bool:
-        """Return False after setting the result, on another thread if setting may take long.
+        """Set the call's result, on another thread if this may take long.
 
         Args:
             end: The manager's message about the call's end.
+
+        Returns:
+            Always False, because no `flush` is needed.
         """
-        settling = self._link.settling
+        settling = self._link.result_threads
         if (
             self._inbox is not None
             or settling.has_slow_callbacks
@@ -109,22 +112,22 @@ class CallFuture(Future[Any]):
         return False
 
     def _triggers_user_callbacks(self) -> bool:
-        for callback in callbacks_of(self):
-            app = (_task_record_of_callback(callback) or {}).get("app_fu")
+        for callback in done_callbacks_of(self):
+            app = (_parsl_task_record(callback) or {}).get("app_fu")
             if isinstance(app, Future) and not isinstance(app, AppCallFuture):
-                return any(map(is_users_callback, callbacks_of(app)))
+                return any(map(is_user_callback, done_callbacks_of(app)))
         return False
 
     def _set_outcome(self, end: CallEnd) -> None:
         if self.done():
-            discard_result(end)
+            remove_result_file(end)
             return
         try:
             if end.ok and self._inbox is not None:
                 packed = self._inbox.pickled_pieces_at_end(end)
                 value: Any = [unpickle_result_or_piece(each, call=end.call, piece=n) for n, each in enumerate(packed)]
             else:
-                value = outcome(end, session=self._link.session.session)
+                value = result_or_raise(end, session=self._link.session.session)
         except BaseException as error:
             end_future(self, error=error)
             error.__traceback__ = None  # the frames of the traceback would keep the future alive
@@ -159,14 +162,14 @@ class CallFuture(Future[Any]):
         return f"<call {self.parsl_executor_task_id or 'not sent'} {self._state.lower()}>"
 
 
-def _task_record_of_callback(callback: Callable[..., object]) -> dict[str, Any] | None:
+def _parsl_task_record(callback: Callable[..., object]) -> dict[str, Any] | None:
     given = callback.args[0] if isinstance(callback, functools.partial) and callback.args else None
     return given if isinstance(given, dict) and "app_fu" in given else None
 
 
-def _finish(inbox: PieceInbox, future: Future[Any]) -> None:
+def _finish_inbox(inbox: PieceInbox, future: Future[Any]) -> None:
     error = future.exception()
-    inbox.finish(error, values=list(future.result()) if error is None else None)
+    inbox.end_stream(error, values=list(future.result()) if error is None else None)
 
 
 CANCELLED: Mapping[str, Any] = MappingProxyType({})
@@ -193,7 +196,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         future.__class__ = AppCallFuture
         if inbox is not None:
             future._inbox = inbox
-            Future.add_done_callback(future, functools.partial(_finish, inbox))
+            Future.add_done_callback(future, functools.partial(_finish_inbox, inbox))
         return future  # type: ignore[no-any-return]
 
     def pieces(self) -> PieceReader:
@@ -206,7 +209,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
             raise ConfigError(
                 "this call sends no pieces: the function has no yield (or stream=False); wait for its result()"
             )
-        return PieceReader(self._inbox, lambda _taken: None)  # the inbox of an app call acknowledges pieces itself
+        return PieceReader(self._inbox, lambda _taken: None)  # the link has already acknowledged the pieces
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """As `CallFuture.add_done_callback`."""

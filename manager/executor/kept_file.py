@@ -41,20 +41,19 @@ from stoker.whole_files import write_all
 
 
 FORMAT = 1
-BEGINS = b'{"stoker":"kept results"'
-_BEGIN = b'{"key":"'
+HEADER_START = b'{"stoker":"kept results"'
+_LINE_START = b'{"key":"'
 _KEY_CHARACTERS, _SHORT_CHARACTERS = 32, 16
 _HEAD_BYTES = 64
 _DIGEST_BYTES = 8
-_END = b',"digest":"'
-_END_BYTES = len(_END) + 2 * _DIGEST_BYTES + len(b'"}\n')
+_DIGEST_START = b',"digest":"'
+_LINE_END_BYTES = len(_DIGEST_START) + 2 * _DIGEST_BYTES + len(b'"}\n')
 _JSON_BYTES = 1_000_000
 CHUNK_BYTES = 3 << 18
 """Bytes that are encoded at once: a multiple of 3, so base64 adds no padding."""
 
 
-def kept_key(item: Any) -> str:
-    """Return the digest of an item's content."""
+def digest_of_kept_item(item: Any) -> str:
     try:
         return digest_of_item(item)
     except RecipeError:
@@ -73,12 +72,12 @@ class KeptHeader(msgspec.Struct, frozen=True):
     stoker: str = "kept results"
     since: str = ""
 
-    def line(self) -> bytes:
+    def encode_line(self) -> bytes:
         facts = {"stoker": self.stoker, **msgspec.structs.asdict(self), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         return json.dumps(facts, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
-def record(key: str, item: int, data: Any) -> Iterator[bytes]:
+def encode_result_line(key: str, item: int, data: Any) -> Iterator[bytes]:
     """Yield the line of a result in parts, to save memory."""
     text = _convert_pickle_to_json(data)
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
@@ -87,7 +86,7 @@ def record(key: str, item: int, data: Any) -> Iterator[bytes]:
     for part in _quoted_base64_chunks(data) if text is None else (text,):
         digest.update(part)
         yield part
-    yield b'%s%s"}\n' % (_END, digest.hexdigest().encode())
+    yield b'%s%s"}\n' % (_DIGEST_START, digest.hexdigest().encode())
 
 
 def _quoted_base64_chunks(data: Any) -> Iterator[bytes]:
@@ -105,19 +104,21 @@ DAMAGED = object()
 
 
 class _KeptLineIndex:
-    """Keys (64 bits), item indices and offsets of the whole lines of a file."""
+    """Keys (64 bits), item indices and offsets of the complete lines of a result file."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.header: KeptHeader | None = None
         self.damaged = self.end = 0
         self.keys, self.items, self.places = array("Q"), array("Q"), array("Q")
-        first = file.read(len(BEGINS))
-        if not first.startswith(BEGINS[: len(first)]):
-            raise refused(path, "is not a file of kept results, because the first line differs; name a new file")
+        first = file.read(len(HEADER_START))
+        if not first.startswith(HEADER_START[: len(first)]):
+            raise invalid_keep_error(
+                path, "is not a file of kept results, because the first line differs; name a new file"
+            )
         file.seek(0)
         while head := file.readline(_HEAD_BYTES):
             size, last = len(head), head
-            whole = [head] if head.startswith(BEGINS) else []
+            whole = [head] if head.startswith(HEADER_START) else []
             while not last.endswith(b"\n"):
                 last = file.readline(CHUNK_BYTES)
                 if not last:
@@ -125,10 +126,10 @@ class _KeptLineIndex:
                 size += len(last)
                 if whole:
                     whole.append(last)
-            self._add(head, b"".join(whole))
+            self._add_line(head, b"".join(whole))
             self.end += size
 
-    def _add(self, head: bytes, header: bytes) -> None:
+    def _add_line(self, head: bytes, header: bytes) -> None:
         try:
             if header:
                 self.header = msgspec.json.decode(header, type=KeptHeader)
@@ -141,7 +142,7 @@ class _KeptLineIndex:
         self.items.append(item)
         self.places.append(self.end)
 
-    def sort(self, by: array[int]) -> None:
+    def sort_by(self, by: array[int]) -> None:
         order = sorted(range(len(by)), key=by.__getitem__)  # stable sort: records with equal keys keep their order
         self.keys, self.items, self.places = (
             array("Q", map(each.__getitem__, order)) for each in (self.keys, self.items, self.places)
@@ -150,17 +151,17 @@ class _KeptLineIndex:
 
 def _parse_kept_line_head(head: bytes) -> tuple[int, int]:
     """Return the first 64 bits of the key, and the item's index."""
-    key, rest = head[len(_BEGIN) : len(_BEGIN) + _KEY_CHARACTERS], head[len(_BEGIN) + _KEY_CHARACTERS :]
+    key, rest = head[len(_LINE_START) : len(_LINE_START) + _KEY_CHARACTERS], head[len(_LINE_START) + _KEY_CHARACTERS :]
     number = rest.removeprefix(b'","item":').partition(b",")[0]
-    if not head.startswith(_BEGIN) or not number.isdigit():
+    if not head.startswith(_LINE_START) or not number.isdigit():
         raise ValueError("not a record")
     return int(key, 16) >> 4 * (_KEY_CHARACTERS - _SHORT_CHARACTERS), int(number)
 
 
-def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool = True) -> Any:
+def read_result_at(file: BinaryIO, at: int, *, path: Path, key: str = "", unpickles: bool = True) -> Any:
     file.seek(at)
     try:
-        return _decode_kept_line(file.readline(), key=key, opens=opens)
+        return _decode_kept_line(file.readline(), key=key, unpickles=unpickles)
     except Exception as error:  # classes in the result may raise any error
         if payloads.is_interrupt(error):
             raise
@@ -171,13 +172,13 @@ def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool 
         ) from error
 
 
-def _decode_kept_line(line: bytes, *, key: str, opens: bool) -> Any:
-    """Return the value in a line (None with `opens=False`); DAMAGED if the line is incomplete or has another key."""
-    body, end = line[:-_END_BYTES], line[-_END_BYTES:]
+def _decode_kept_line(line: bytes, *, key: str, unpickles: bool) -> Any:
+    """Return the value in a line (None without `unpickles`); DAMAGED if the line is incomplete or has another key."""
+    body, end = line[:-_LINE_END_BYTES], line[-_LINE_END_BYTES:]
     digest = hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
-    if end != b'%s%s"}\n' % (_END, digest.encode()) or not body.startswith(_BEGIN + key.encode()):
+    if end != b'%s%s"}\n' % (_DIGEST_START, digest.encode()) or not body.startswith(_LINE_START + key.encode()):
         return DAMAGED
-    if not opens:
+    if not unpickles:
         return None
     fields = json.loads(body + b"}")
     if "result" in fields:
@@ -198,7 +199,7 @@ def _convert_pickle_to_json(data: Any) -> bytes | None:
         value = _PlainUnpickler(io.BytesIO(data)).load()
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         return text.encode() if json.loads(text) == value else None
-    except (pickle.UnpicklingError, TypeError, ValueError, RecursionError):  # not plain, or text with a lone surrogate
+    except (pickle.UnpicklingError, TypeError, ValueError, RecursionError):  # JSON cannot hold the value
         return None
 
 
@@ -209,12 +210,12 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not plain")
 
 
-_NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of fsync on a pipe or a device."""
+_SYNC_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Error numbers of fsync on a pipe or a device, which cannot be synced."""
 
 
 class KeptFile:
-    """An open and locked file. One thread may append while another thread searches. Raises ConfigError."""
+    """The open and locked result file of a map. One thread may append while another searches. Raises ConfigError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -222,41 +223,43 @@ class KeptFile:
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise refused(path, f"cannot be opened: {error.strerror}") from None
+            raise invalid_keep_error(path, f"cannot be opened: {error.strerror}") from None
         self._reader: BinaryIO = path.open("rb")  # reads have their own file offset, which writes do not move
         try:
-            self._read()
+            self._lock_and_index()
         except BaseException:
             self.close()
             raise
 
-    def _read(self) -> None:
+    def _lock_and_index(self) -> None:
         path = self.path
-        if not locks.take(self._file):
-            holders = ", ".join(map(str, locks.holders(path))) or "a program on another machine"
-            raise refused(
+        if not locks.try_lock(self._file):
+            holders = ", ".join(map(str, locks.find_lock_holders(path))) or "a program on another machine"
+            raise invalid_keep_error(
                 path, f"{holders} is writing results to this file; wait until that program ends, or name another file"
             )
         found = self._lines = _KeptLineIndex(self._reader, path)
-        found.sort(found.keys)
+        found.sort_by(found.keys)
         self._taken = array("Q", bytes(8 * len(found.keys)))
-        """Number of records already taken for a key, at the index of the key's first record."""
+        """At the index of a key's first record: number of records of this key that calls already use."""
         self.header, self.damaged, self._end = found.header, found.damaged, found.end
         if self.header is None and len(self):
-            raise refused(path, "the first line is damaged, so the function of the results is unknown; name a new file")
+            raise invalid_keep_error(
+                path, "the first line is damaged, so the function of the results is unknown; name a new file"
+            )
         if self.header is not None and self.header.format > FORMAT:
-            raise refused(path, "was written by a later version of Stoker; name a new file")
+            raise invalid_keep_error(path, "was written by a later version of Stoker; name a new file")
         if self._end < os.fstat(self._file).st_size:  # remove an incomplete last line
             os.ftruncate(self._file, self._end)
 
     def __len__(self) -> int:
         return len(self._lines.keys)
 
-    def begin(self, header: KeptHeader) -> None:
-        self._append([header.line()], added=0)
+    def write_header(self, header: KeptHeader) -> None:
+        self._append([header.encode_line()], added=0)
         self.header = header
 
-    def append(self, records: Iterable[Iterator[bytes]]) -> None:
+    def append_results(self, records: Iterable[Iterator[bytes]]) -> None:
         kept = list(records)
         self._append(itertools.chain.from_iterable(kept), added=len(kept))
 
@@ -281,14 +284,14 @@ class KeptFile:
         self._end = at + size
         self.added += added
 
-    def find(self, key: str) -> int | None:
-        while (at := self._take(key)) is not None:
-            if value_at(self._reader, at, path=self.path, key=key, opens=False) is not DAMAGED:
+    def take_result_offset(self, key: str) -> int | None:
+        while (at := self._take_unchecked_offset(key)) is not None:
+            if read_result_at(self._reader, at, path=self.path, key=key, unpickles=False) is not DAMAGED:
                 return at
             self.damaged += 1
         return None
 
-    def _take(self, key: str) -> int | None:
+    def _take_unchecked_offset(self, key: str) -> int | None:
         keys, short = self._lines.keys, int(key[:_SHORT_CHARACTERS], 16)
         first = bisect.bisect_left(keys, short)
         if first == len(keys) or keys[first] != short:
@@ -299,17 +302,17 @@ class KeptFile:
         self._taken[first] += 1
         return self._lines.places[at]
 
-    def value_at(self, at: int) -> Any:
-        value = value_at(self._reader, at, path=self.path)
+    def read_result_at(self, at: int) -> Any:
+        value = read_result_at(self._reader, at, path=self.path)
         if value is DAMAGED:
-            raise StokerError(f"{self.path}: was changed by another program while this program reads it")
+            raise StokerError(f"{self.path}: another program changed this file while this program was reading it")
         return value
 
     def sync(self) -> None:
         try:
             os.fsync(self._file)
         except OSError as error:
-            if error.errno not in _NO_SYNC:
+            if error.errno not in _SYNC_UNSUPPORTED:
                 what = (
                     f"the disk failed to write: {error.strerror}; the last results may be lost: make room, and run the"
                     " program again to continue"
@@ -338,7 +341,7 @@ class KeptResults:
         except OSError as error:
             raise ConfigError.in_file(self._path, f"cannot be read: {error.strerror}") from None
         lines = _KeptLineIndex(self._file, self._path)
-        lines.sort(lines.items)
+        lines.sort_by(lines.items)
         self._places, self.items = lines.places, lines.items
         self.function = lines.header.function if lines.header is not None else ""
 
@@ -347,12 +350,13 @@ class KeptResults:
 
     def __iter__(self) -> Iterator[Any]:
         for number, at in enumerate(self._places):
-            value = value_at(self._file, at, path=self._path)
+            value = read_result_at(self._file, at, path=self._path)
             if value is DAMAGED:
-                if self.items[number] in self.items[number + 1 : number + 2]:  # a later run computed the item again
+                if self.items[number] in self.items[number + 1 : number + 2]:  # a later record has the item
                     continue
                 raise StokerError(
-                    f"{self._path}: the record at byte {at:,} is damaged; a map with keep= runs its item again"
+                    f"{self._path}: the record at byte {at:,} is damaged;"
+                    " run the map with keep= again to compute this item again"
                 )
             yield value
 
@@ -376,5 +380,5 @@ def kept(path: str | os.PathLike[str]) -> KeptResults:
     return KeptResults(path)
 
 
-def refused(path: Path, why: str) -> ConfigError:
+def invalid_keep_error(path: Path, why: str) -> ConfigError:
     return ConfigError(f"keep: {path}: {why}", key="keep", file=str(path))

@@ -29,7 +29,7 @@ HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.lo
       ...                          # call it here"""
 
 
-def loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
+def get_loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
     """Return Parsl's loaded kernel. `inside`: advice for code inside a call."""
     try:
         return DataFlowKernelLoader.dfk()
@@ -47,12 +47,12 @@ def enable_immediate_launch(kernel: DataFlowKernel) -> None:
     launch_later, launch = kernel.launch_if_ready, kernel.launch_task
 
     def launch_task(task: TaskRecord) -> Future[Any]:
-        before, _here.task = task_being_launched(), task
+        before, _thread_state.task = task_being_launched(), task
         try:
             launched: Future[Any] = launch(task)
             return launched
         finally:
-            _here.task = before
+            _thread_state.task = before
 
     def launch_if_ready(task: TaskRecord) -> None:
         if PACKED not in task["kwargs"] or task["fail_count"]:
@@ -70,12 +70,12 @@ def enable_immediate_launch(kernel: DataFlowKernel) -> None:
     kernel.launch_if_ready, kernel.launch_task = launch_if_ready, launch_task
 
 
-_here = threading.local()
+_thread_state = threading.local()
 
 
 def task_being_launched() -> TaskRecord | None:
     """Return the record of the task that the kernel is launching on this thread."""
-    return getattr(_here, "task", None)
+    return getattr(_thread_state, "task", None)
 
 
 def make_memoizer_safe(kernel: DataFlowKernel) -> None:
@@ -85,7 +85,7 @@ def make_memoizer_safe(kernel: DataFlowKernel) -> None:
     keep_result, keep_exception, close = memoizer.update_memo_result, memoizer.update_memo_exception, memoizer.close
     warned: set[str] = set()
 
-    def warn(task: TaskRecord, error: Exception) -> None:
+    def warn_once(task: TaskRecord, error: Exception) -> None:
         name = str(task["func_name"])
         if name not in warned:
             warned.add(name)
@@ -97,10 +97,10 @@ def make_memoizer_safe(kernel: DataFlowKernel) -> None:
         is_basic = isinstance(memoizer, BasicMemoizer)
         try:
             if is_basic and memoizer.checkpoint_mode is not None and task.get("hashsum"):
-                _check_picklable(r)
+                _refuse_unpicklable_result(r)
             keep_result(task, r)
         except Exception as error:
-            warn(task, error)
+            warn_once(task, error)
             if isinstance(error, SerializationError):
                 update_memo_exception(task, error)  # memoizes the call's future without a checkpoint
 
@@ -108,7 +108,7 @@ def make_memoizer_safe(kernel: DataFlowKernel) -> None:
         try:
             keep_exception(task, e)
         except Exception as error:
-            warn(task, error)
+            warn_once(task, error)
 
     def close_safely() -> None:
         try:
@@ -120,7 +120,7 @@ def make_memoizer_safe(kernel: DataFlowKernel) -> None:
     memoizer.close = close_safely
 
 
-def _check_picklable(result: Any) -> None:
+def _refuse_unpicklable_result(result: Any) -> None:
     """Raise SerializationError if the result cannot be pickled: half a pickle would damage Parsl's checkpoint."""
     try:
         with open(os.devnull, "wb") as nothing:

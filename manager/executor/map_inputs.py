@@ -28,7 +28,7 @@ class FailedInput(NamedTuple):
     error: Exception
 
 
-def settled(items: Iterable[Any]) -> Iterator[Any]:
+def resolve_futures(items: Iterable[Any]) -> Iterator[Any]:
     for item in items:
         if not isinstance(item, Future):
             yield item
@@ -40,7 +40,7 @@ def settled(items: Iterable[Any]) -> Iterator[Any]:
         yield result
 
 
-def batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+def split_into_batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
     return iter(lambda: list(itertools.islice(items, size)), [])
 
 
@@ -48,10 +48,10 @@ def batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
 
 
 CHUNK_ROWS = 1024
-_FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather", ".jsonl.gz", ".csv.gz")
+_DATA_FILE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather", ".jsonl.gz", ".csv.gz")
 
 
-class Rows:
+class TableRows:
     def __init__(self, chunks: Iterator[list[dict[str, Any]]], count: int) -> None:
         self._chunks = chunks
         self._count = count
@@ -63,46 +63,46 @@ class Rows:
         return itertools.chain.from_iterable(self._chunks)
 
 
-def rows_of(items: Any) -> Any:
+def read_table_rows(items: Any) -> Any:
     """Return the rows of a pandas, polars or Arrow table, or of a data file (a Path); return other values unchanged."""
     if isinstance(items, Path):
         return (row.fields for row in read_rows(items))
-    if isinstance(items, str) and items.endswith(_FILES):
+    if isinstance(items, str) and items.endswith(_DATA_FILE_SUFFIXES):
         raise ConfigError(
             f"stoker.map: a text would be mapped letter by letter; to map the rows of the file write Path({items!r})"
         )
     if _is_library_instance(items, "pandas", "DataFrame"):
-        _check_names(items.columns)
+        _refuse_duplicate_columns(items.columns)
         starts = range(0, len(items), CHUNK_ROWS)
-        return Rows((items.iloc[start : start + CHUNK_ROWS].to_dict("records") for start in starts), len(items))
+        return TableRows((items.iloc[start : start + CHUNK_ROWS].to_dict("records") for start in starts), len(items))
     if _is_library_instance(items, "polars", "LazyFrame"):
         raise ConfigError("stoker.map: a LazyFrame has no rows yet; write stoker.map(function, frame.collect())")
     if _is_library_instance(items, "polars", "DataFrame"):
-        return Rows((part.to_dicts() for part in items.iter_slices(CHUNK_ROWS)), items.height)
+        return TableRows((part.to_dicts() for part in items.iter_slices(CHUNK_ROWS)), items.height)
     if _is_library_instance(items, "datasets", "DatasetDict", "IterableDatasetDict"):
         raise ConfigError(
             f"stoker.map: a data set of the splits {', '.join(items)} has no rows of its own; pass one of the splits"
         )
     if _is_library_instance(items, "pyarrow", "Table", "RecordBatch"):
-        _check_names(items.schema.names)
+        _refuse_duplicate_columns(items.schema.names)
         batches = items.to_batches(max_chunksize=CHUNK_ROWS) if hasattr(items, "to_batches") else [items]
-        return Rows(_chunks(batches), items.num_rows)
+        return TableRows(_row_chunks(batches), items.num_rows)
     if _is_library_instance(items, "pyarrow", "RecordBatchReader"):
-        _check_names(items.schema.names)
-        return itertools.chain.from_iterable(_chunks(items))
+        _refuse_duplicate_columns(items.schema.names)
+        return itertools.chain.from_iterable(_row_chunks(items))
     if _is_library_instance(items, "pyarrow.dataset", "Dataset"):
-        _check_names(items.schema.names)
-        return itertools.chain.from_iterable(_chunks(items.to_batches(batch_size=CHUNK_ROWS)))
+        _refuse_duplicate_columns(items.schema.names)
+        return itertools.chain.from_iterable(_row_chunks(items.to_batches(batch_size=CHUNK_ROWS)))
     return items
 
 
-def _chunks(batches: Iterable[Any]) -> Iterator[list[dict[str, Any]]]:
+def _row_chunks(batches: Iterable[Any]) -> Iterator[list[dict[str, Any]]]:
     for batch in batches:
         for start in range(0, batch.num_rows, CHUNK_ROWS):
             yield batch.slice(start, CHUNK_ROWS).to_pylist()
 
 
-def _check_names(names: Iterable[Any]) -> None:
+def _refuse_duplicate_columns(names: Iterable[Any]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ConfigError(
@@ -130,12 +130,12 @@ class ItemNotArrived(Exception):
     """The next item has not arrived yet. The consumer wakes when the item arrives."""
 
 
-class SlowItemCounter:
+class SlowInputDetector:
     def __init__(self) -> None:
         self._count = 0
         self._last_at = -math.inf
 
-    def took(self, began: float, ended: float) -> bool:
+    def count_slow_item(self, began: float, ended: float) -> bool:
         self._count = self._count + 1 if began - self._last_at < FORGOTTEN_S else 1
         self._last_at = ended
         return self._count >= SLOW_ITEMS
@@ -144,11 +144,11 @@ class SlowItemCounter:
 class ThreadedInputs(Iterator[Any]):
     """The items of a slow input, read on a thread. Instead of blocking, `next` raises ItemNotArrived."""
 
-    def __init__(self, inputs: Iterator[Any], *, bell: queue.SimpleQueue[None]) -> None:
-        self._bell = bell
-        self._pulled: deque[Any] = deque()
+    def __init__(self, inputs: Iterator[Any], *, wake_queue: queue.SimpleQueue[None]) -> None:
+        self._wake_queue = wake_queue
+        self._items_ahead: deque[Any] = deque()
         self._end: BaseException | None = None
-        self._room = 0
+        self._read_ahead = 0
         self._closed = False
         self._changed = threading.Condition()
         run = contextvars.copy_context().run
@@ -157,23 +157,23 @@ class ThreadedInputs(Iterator[Any]):
         )
         self._thread.start()
 
-    def allow(self, count: int) -> None:
+    def set_read_ahead(self, count: int) -> None:
         with self._changed:
-            self._room = count
+            self._read_ahead = count
             self._changed.notify()
 
     @property
     def is_ready(self) -> bool:
-        return bool(self._pulled) or self._end is not None
+        return bool(self._items_ahead) or self._end is not None
 
     def __next__(self) -> Any:
-        if not self._pulled:
+        if not self._items_ahead:
             if self._end is None:
                 raise ItemNotArrived
-            if not self._pulled:  # no item arrived between the two checks
+            if not self._items_ahead:  # check again, because an item may have arrived before the end
                 raise self._end
-        self._room -= 1
-        return self._pulled.popleft()
+        self._read_ahead -= 1
+        return self._items_ahead.popleft()
 
     def close(self) -> None:
         with self._changed:
@@ -186,12 +186,12 @@ class ThreadedInputs(Iterator[Any]):
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closed or len(self._pulled) < self._room)
+                    self._changed.wait_for(lambda: self._closed or len(self._items_ahead) < self._read_ahead)
                 if self._closed:
                     return
-                self._pulled.append(next(inputs))
-                if len(self._pulled) == 1:
-                    self._bell.put(None)
+                self._items_ahead.append(next(inputs))
+                if len(self._items_ahead) == 1:
+                    self._wake_queue.put(None)
         except BaseException as error:  # `next` raises this error instead of returning an item
             if "thread" in str(error):
                 error.add_note(
@@ -199,4 +199,4 @@ class ThreadedInputs(Iterator[Any]):
                     " make a list of it first, or give window=1"
                 )
             self._end = error
-            self._bell.put(None)
+            self._wake_queue.put(None)

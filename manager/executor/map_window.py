@@ -1,8 +1,8 @@
-"""The window of a `stoker.map`: calls in flight, waiting results, and reports to the manager.
+"""Limit the calls in flight of a `stoker.map`, collect its results, and report its progress to the manager.
 
 The window limits calls in flight (`most_calls`), bytes of their arguments, and bytes of waiting results (`most_bytes`
-each). The window expects a result of the mean size of recent results from each call in flight. If result bytes limit
-the calls in flight, the limit rises each time that the program waits for a result.
+each). It assumes that each call in flight returns a result of the recent mean size. If result bytes limit the calls in
+flight, the limit rises each time that the program waits for a result.
 
 Before the first result, the number of permitted calls is a quarter of `most_bytes` divided by the maximum inline size.
 This number doubles every GROW_S seconds. An empty window permits at least one call.
@@ -25,11 +25,11 @@ from stoker.units import MOST_NUMBER
 WINDOW_BYTES = 256_000_000
 CHUNK = 500
 GROW_S = 2.0
-_MEAN_OF = 64
-"""Approximate number of recent results in the mean result size."""
+_MEAN_RESULTS = 64
+"""Approximate number of recent results from which the mean result size is computed."""
 
 
-class Window:
+class CallWindow:
     """Limits the calls in flight of a stream, and the bytes of its unread results. The stream updates `in_flight` and
     `held_bytes`.
     """
@@ -45,35 +45,37 @@ class Window:
         self._argument_bytes = 0
         self._ended = 0
         self._mean_bytes = 0.0
-        self._more_calls = 0
+        self._extra_calls = 0
         """Number of calls allowed in flight beyond the limit that result bytes set."""
         self._clock = clock
         self._began_at = 0.0
 
-    def sent(self, argument_bytes: int) -> None:
+    def count_argument_bytes(self, argument_bytes: int) -> None:
         self._argument_bytes += argument_bytes
 
-    def ended(self, calls: int, *, argument_bytes: int, result_bytes: int) -> None:
+    def count_ended_calls(self, calls: int, *, argument_bytes: int, result_bytes: int) -> None:
         self._argument_bytes -= argument_bytes
         self._ended += calls
         self.held_bytes += result_bytes
         if calls:
-            self._mean_bytes += (result_bytes / calls - self._mean_bytes) * min(1.0, calls / min(self._ended, _MEAN_OF))
+            self._mean_bytes += (result_bytes / calls - self._mean_bytes) * min(
+                1.0, calls / min(self._ended, _MEAN_RESULTS)
+            )
 
     def raise_limit_after_starvation(self) -> None:
         flying, most = len(self.in_flight), self._current_call_limit()
         if self._ended and most < self.most_calls and flying >= most - most // 4:
-            self._more_calls = min(self._more_calls + 1 + flying // 8, self.most_calls)
+            self._extra_calls = min(self._extra_calls + 1 + flying // 8, self.most_calls)
 
-    def room(self, *, ready: int, together: bool = False) -> int:
-        """Return how many calls can be sent now. `together`: return 0 instead of a small number."""
+    def free_call_count(self, *, ready: int, only_if_many: bool = False) -> int:
+        """Return how many calls can be sent now. `only_if_many`: return 0 instead of a small number."""
         most, flying = self._current_call_limit(), len(self.in_flight)
         if not flying and not ready:
             return most or 1
         if self._argument_bytes >= self.most_bytes:
             return 0
         room = max(0, min(most, 2 * self.most_calls - ready) - flying)
-        return 0 if together and flying and room < CHUNK and room < most // 4 else room
+        return 0 if only_if_many and flying and room < CHUNK and room < most // 4 else room
 
     def seconds_until_growth(self) -> float | None:
         """Return the seconds until the window grows; None if it grows only after a result."""
@@ -91,9 +93,9 @@ class Window:
         free_bytes = self.most_bytes - self.held_bytes
         if self._mean_bytes * self.most_calls <= free_bytes:
             return self.most_calls
-        if self._more_calls and self.held_bytes > self.most_bytes // 2:
-            self._more_calls //= 2
-        return min(self.most_calls, max(0, int(free_bytes / max(1.0, self._mean_bytes))) + self._more_calls)
+        if self._extra_calls and self.held_bytes > self.most_bytes // 2:
+            self._extra_calls //= 2
+        return min(self.most_calls, max(0, int(free_bytes / max(1.0, self._mean_bytes))) + self._extra_calls)
 
     def _initial_call_limit(self) -> int:
         now = self._clock()
@@ -103,15 +105,15 @@ class Window:
         return max(1, self.most_bytes // (4 * INLINE_LIMIT_BYTES)) << min(doublings, 20)
 
 
-def size_of(payload: Payload) -> int:
+def payload_size(payload: Payload) -> int:
     return len(payload) if isinstance(payload, bytes) else payload.size_bytes
 
 
-_EVERY_S = 1.0
+_REPORT_S = 1.0
 _numbers = itertools.count()
 
 
-class MapReports:
+class MapReporter:
     """Sends reports on one map to the manager, at most one a second."""
 
     def __init__(
@@ -130,34 +132,34 @@ class MapReports:
         self._told_at: float | None = None
         self._is_over = False
 
-    def sent(self, calls: int) -> None:
+    def count_sent(self, calls: int) -> None:
         self._sent += calls
-        if self._told_kept != self._kept:  # more results of earlier runs were found since the last report
+        if self._told_kept != self._kept:  # report the new results of earlier runs at once
             self._told_at = None
-        self._report()
+        self._send_report_if_due()
 
-    def ended(self, calls: int) -> None:
+    def count_ended(self, calls: int) -> None:
         self._ended += calls
-        self._report()
+        self._send_report_if_due()
 
-    def kept(self) -> None:
+    def count_kept(self) -> None:
         self._kept += 1
-        self._report()
+        self._send_report_if_due()
 
     def close(self) -> None:
         if not self._is_over:
             self._is_over = True
             if self._told_at is not None:
-                self._tell(self._now())
+                self._tell(self._create_report())
 
-    def _report(self) -> None:
+    def _send_report_if_due(self) -> None:
         now = self._clock()
-        if self._is_over or (self._told_at is not None and now - self._told_at < _EVERY_S):
+        if self._is_over or (self._told_at is not None and now - self._told_at < _REPORT_S):
             return
         self._told_at, self._told_kept = now, self._kept
-        self._tell(self._now())
+        self._tell(self._create_report())
 
-    def _now(self) -> MapReport:
+    def _create_report(self) -> MapReport:
         total, done, kept = self._items, self._size * (self._kept + self._ended), self._size * self._kept
         unsent = -1
         if total is not None:
@@ -169,14 +171,14 @@ class MapReports:
         )  # fmt: skip
 
 
-class MapInbox:
+class MapResultInbox:
     """Collects the results of a `stoker.map` for the consumer's thread."""
 
     def __init__(self) -> None:
         self.arrived: deque[Any] = deque()
-        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.on_ended: Callable[[int], None] = lambda _calls: None
-        """Receives the number of calls that ended in a frame."""
+        self.wake_queue: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.on_calls_ended: Callable[[int], None] = lambda _calls: None
+        """Function that receives the number of calls that a received frame has ended."""
         self._ended = 0
 
     def settle(self, end: CallEnd) -> bool:
@@ -190,8 +192,8 @@ class MapInbox:
     def flush(self) -> None:
         if ended := self._ended:
             self._ended = 0
-            self.on_ended(ended)
-        self.bell.put(None)
+            self.on_calls_ended(ended)
+        self.wake_queue.put(None)
 
     def report(self, said: CallProgress | CallForecast) -> None:
         """Ignore the report."""

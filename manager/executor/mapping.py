@@ -1,8 +1,8 @@
 """`stoker.map`: many calls of one function, and the iterator over their results.
 
 A `ResultStream` submits calls in bulk to the link, without Parsl's task record, future and callback. The link's thread
-appends results to a `MapInbox`; the thread that reads a result unpickles it. The link does not refer to the stream, so
-a dropped stream is garbage-collected, which cancels its calls.
+appends results to a `MapResultInbox`; the thread that reads a result unpickles it. The link does not refer to the
+stream, so a dropped stream is garbage-collected, which cancels its calls.
 """
 
 from __future__ import annotations
@@ -24,23 +24,30 @@ from parsl.executors.errors import BadStateException
 from stoker.errors import ConfigError
 from stoker.manager.executor import map_inputs
 from stoker.manager.executor.executor import StokerExecutor
-from stoker.manager.executor.failures import outcome
-from stoker.manager.executor.keeping import KeepingInbox, KeptItem, open_inbox, path_of
-from stoker.manager.executor.kept_file import kept_key
+from stoker.manager.executor.failures import result_or_raise
+from stoker.manager.executor.keeping import KeptItem, ResultStoringInbox, check_keep_path, open_result_file
+from stoker.manager.executor.kept_file import digest_of_kept_item
 from stoker.manager.executor.map_calls import MapCalls, find_kernel_and_executor, unwrap_parsl_app
-from stoker.manager.executor.map_inputs import SLOW_S, FailedInput, ItemNotArrived, SlowItemCounter, ThreadedInputs
-from stoker.manager.executor.map_window import CHUNK, WINDOW_BYTES, MapInbox, MapReports, Window, size_of
-from stoker.manager.executor.options import check, check_boolean_option, check_integer_option
+from stoker.manager.executor.map_inputs import SLOW_S, FailedInput, ItemNotArrived, SlowInputDetector, ThreadedInputs
+from stoker.manager.executor.map_window import (
+    CHUNK,
+    WINDOW_BYTES,
+    CallWindow,
+    MapReporter,
+    MapResultInbox,
+    payload_size,
+)
+from stoker.manager.executor.options import check_boolean_option, check_integer_option, check_option
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.prepared import name_of
+from stoker.manager.executor.prepared import function_name
 from stoker.manager.executor.progress import Follow, MapProgress
-from stoker.manager.executor.session_files import discard_result
+from stoker.manager.executor.session_files import remove_result_file
 from stoker.protocol.calls import CallEnd, Payload
 from stoker.protocol.ids import CallId
 from stoker.units import MOST_NUMBER
 
 WINDOW = 2_000
-PATIENCE_S = 0.02
+PICKLE_S = 0.02
 
 
 def map(
@@ -81,28 +88,28 @@ def map(
         raise ConfigError(
             "stoker.map: reuse=True has no effect without keep=; name a file with keep=, or leave reuse out"
         )
-    path = None if keep is None else path_of(keep)
+    path = None if keep is None else check_keep_path(keep)
     follows = isinstance(progress, bool) or callable(progress)
-    check("stoker.map: progress", progress, follows, "True, False or a function of (done, total)")
+    check_option("stoker.map: progress", progress, follows, "True, False or a function of (done, total)")
     if not callable(function):
         raise ConfigError(f"stoker.map: {function!r} is not a function; write stoker.map(function, items)")
-    items = map_inputs.rows_of(items)
+    items = map_inputs.read_table_rows(items)
     total = len(items) if isinstance(items, Sized) else None
     try:
         items = items if isinstance(items, Iterable) else iter(items)  # torch's data sets define only __getitem__
     except TypeError:
         raise ConfigError(f"stoker.map: {items!r:.80} is not iterable; write stoker.map(function, items)") from None
     kernel, executor = find_kernel_and_executor(function, "stoker.map", inside="use Python's own map")
-    inputs: Iterator[Any] = map_inputs.settled(items)
+    inputs: Iterator[Any] = map_inputs.resolve_futures(items)
     if size is not None:
         size = min(size, MOST_NUMBER)
-        inputs = map_inputs.batches(inputs, size)
+        inputs = map_inputs.split_into_batches(inputs, size)
     calls = MapCalls(executor, function, batch_size=size)
-    keeping = None if path is None else open_inbox(path, calls, reuse=reuse)
+    keeping = None if path is None else open_result_file(path, calls, reuse=reuse)
     follow: Follow | None = progress if callable(progress) else None
     if progress is True:
         kept = 0 if keeping is None else len(keeping.file) * (size or 1)
-        follow = MapProgress(name_of(function), total, executor.ask_status, kept=kept)
+        follow = MapProgress(function_name(function), total, executor.ask_status, kept=kept)
     return ResultStream(
         executor, calls, inputs, ordered=ordered, window=window or WINDOW, total=total, follow=follow,
         return_exceptions=return_exceptions, retries=kernel.config.retries, keeping=keeping,
@@ -138,32 +145,33 @@ class ResultStream(Iterator[Any]):
 
     def __init__(
         self, executor: StokerExecutor, calls: MapCalls, inputs: Iterator[Any], *, ordered: bool, window: int,
-        total: int | None, follow: Follow | None, return_exceptions: bool, retries: int, keeping: KeepingInbox | None,
+        total: int | None, follow: Follow | None, return_exceptions: bool, retries: int,
+        keeping: ResultStoringInbox | None,
     ) -> None:  # fmt: skip
         self._link = executor.link
         self._calls = calls
         self._keeping = keeping
         self._batch_size = size = calls.batch_size
-        self._what = "results" if size is None else "items' results"
+        self._counted = "results" if size is None else "items' results"
         self._inputs = inputs
-        self._slow_items = SlowItemCounter()
+        self._slow_items = SlowInputDetector()
         self._ordered = ordered
-        self._window = Window(window)
+        self._window = CallWindow(window)
         self._total = total
         self._follow = follow
-        self._inbox = keeping or MapInbox()
-        self._reports = MapReports(
+        self._inbox = keeping or MapResultInbox()
+        self._reports = MapReporter(
             self._link.queue_message, name=calls.name, context=calls.context_key, items=total, batch_size=size
         )
-        self._inbox.on_ended = self._reports.ended
-        self._bell, self._arrived = self._inbox.bell, self._inbox.arrived
-        self._taking = threading.RLock()
+        self._inbox.on_calls_ended = self._reports.count_ended
+        self._wake_queue, self._arrived = self._inbox.wake_queue, self._inbox.arrived
+        self._read_lock = threading.RLock()
         """Held by the thread that reads a result, because threads may share a stream."""
-        self._places = itertools.count()
+        self._indices = itertools.count()
         self._next = 0
         self._ready: dict[int, Any] = {}
         self._failed: dict[CallId, int] = {}  # index of each failed item, for the error message
-        self._short: dict[CallId, int] = {}  # number of items in a batch that is not full
+        self._short_batches: dict[CallId, int] = {}  # number of items in a batch that is not full
         self._return_exceptions = return_exceptions
         self._retries = retries
         self._exhausted = self._closed = self._is_stopped = False
@@ -176,16 +184,16 @@ class ResultStream(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        with self._taking:
+        with self._read_lock:
             try:
-                result = self._take()
+                result = self._next_result()
             except StopIteration:
-                self._finish()
+                self._release_resources()
                 if self._keeping is not None and self._keeping.error is not None:
                     raise self._keeping.error from None
                 raise
             except KeyboardInterrupt:
-                sys.stderr.write(f"\n{self.interrupted()}\n")
+                sys.stderr.write(f"\n{self.close_and_describe()}\n")
                 raise
             except BadStateException as bad:
                 self.close()
@@ -202,27 +210,27 @@ class ResultStream(Iterator[Any]):
         if self._closed or os.getpid() != self._pid:
             return
         self.stop()
-        if not self._taking.acquire(blocking=False):  # the thread that reads a result closes the stream
+        if not self._read_lock.acquire(blocking=False):  # the thread that reads a result closes the stream
             self._link.cancel(list(self._window.in_flight))
             return
         try:
             self._link.cancel(list(self._window.in_flight))
-            self._finish()
+            self._release_resources()
             self._collect_arrived_results()
             for end in self._ready.values():
                 if isinstance(end, CallEnd):
-                    discard_result(end)
+                    remove_result_file(end)
             self._window.clear()
             self._ready.clear()
         finally:
-            self._taking.release()
+            self._read_lock.release()
 
     def stop(self) -> None:
         """Make the thread that reads a result close the stream."""
         self._is_stopped = True
-        self._bell.put(None)
+        self._wake_queue.put(None)
 
-    def interrupted(self) -> str:
+    def close_and_describe(self) -> str:
         """Close the stream; return a message for the user."""
         left = "" if self._total is None else f" of {self._total:,}"
         done = len(self._ready) + len(self._arrived)
@@ -236,7 +244,7 @@ class ResultStream(Iterator[Any]):
             go_on = "to continue, map the items after these"
         else:
             go_on = "to continue a map with ordered=False, return the item's name with each result"
-        return f"stoker.map stopped: {self.items:,}{left} {self._what}{batches} were taken{also}; {go_on}"
+        return f"stoker.map stopped: {self.items:,}{left} {self._counted}{batches} were taken{also}; {go_on}"
 
     def __enter__(self) -> ResultStream:
         return self
@@ -246,16 +254,16 @@ class ResultStream(Iterator[Any]):
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not getattr(self, "_closed", True) and not _ending() and os.getpid() == self._pid:
-            _left.append((time.monotonic(), self.interrupted()))
+            _dropped_streams.append((time.monotonic(), self.close_and_describe()))
 
     def __repr__(self) -> str:
         total = "" if self._total is None else f" of {self._total:,}"
         flying = len(self._window.in_flight)
-        return f"<map of {self._calls.name}: {self.items:,}{total} {self._what} taken, {flying:,} calls in flight>"
+        return f"<map of {self._calls.name}: {self.items:,}{total} {self._counted} taken, {flying:,} calls in flight>"
 
     # ---- taking results
 
-    def _take(self) -> Any:
+    def _next_result(self) -> Any:
         if self._closed:
             raise StopIteration
         window = self._window
@@ -263,10 +271,10 @@ class ResultStream(Iterator[Any]):
             if self._arrived:
                 self._collect_arrived_results()
             if self._keeping is not None and self._keeping.error is not None:
-                raise self._keeping.error  # later results are not stored in the file
+                raise self._keeping.error  # stop the map, because later results would not be stored
             # With a window of 1, the program receives a result before the next item is read.
             if not self._is_stopped and (window.most_calls > 1 or self._next not in self._ready):
-                self._fill()
+                self._send_calls()
             if self._is_stopped:
                 self.close()
                 raise StopIteration
@@ -276,15 +284,15 @@ class ResultStream(Iterator[Any]):
                 if type(end) is tuple:
                     raise end[1]
                 if type(end) is CallEnd:
-                    window.held_bytes -= size_of(end.payload)
-                return self._hand_over(end)
+                    window.held_bytes -= payload_size(end.payload)
+                return self._result_value(end)
             if not window.in_flight and self._exhausted and not self._arrived:
                 raise StopIteration
-            self._wait()
+            self._wait_for_result()
 
-    def _hand_over(self, end: CallEnd | _UnsentItem | KeptItem) -> Any:
+    def _result_value(self, end: CallEnd | _UnsentItem | KeptItem) -> Any:
         if isinstance(end, KeptItem):
-            value, size = end.file.value_at(end.at), end.items
+            value, size = end.file.read_result_at(end.at), end.items
             if isinstance(self._follow, MapProgress):
                 self._follow.kept_taken += size
         elif isinstance(end, _UnsentItem):
@@ -294,7 +302,7 @@ class ResultStream(Iterator[Any]):
             value, size = end.error, end.items
         else:
             try:
-                value = outcome(end, session=self._link.session.session)
+                value = result_or_raise(end, session=self._link.session.session)
             except Exception as error:
                 self.failed_item = self._failed.pop(end.call, -1)
                 if self.failed_item >= 0:
@@ -304,7 +312,7 @@ class ResultStream(Iterator[Any]):
                 if not self._return_exceptions:
                     raise
                 value = error
-            size = self._short.pop(end.call, self._batch_size or 1)
+            size = self._short_batches.pop(end.call, self._batch_size or 1)
         if isinstance(value, Exception) and self._return_exceptions:
             value.__traceback__ = None  # the frames of the traceback would keep the stream alive
         self.taken += 1
@@ -313,12 +321,17 @@ class ResultStream(Iterator[Any]):
             self._follow(self.items, self._total)
         return value
 
-    def _wait(self) -> None:
-        while not self._bell.empty():
-            self._bell.get_nowait()
+    def _wait_for_result(self) -> None:
+        while not self._wake_queue.empty():
+            self._wake_queue.get_nowait()
         if self._arrived or self._is_stopped:
             return
-        if isinstance(self._inputs, ThreadedInputs) and self._inputs.is_ready and self._room() and not self._exhausted:
+        if (
+            isinstance(self._inputs, ThreadedInputs)
+            and self._inputs.is_ready
+            and self._free_call_count()
+            and not self._exhausted
+        ):
             return
         if not self._ready:
             self._window.raise_limit_after_starvation()
@@ -326,7 +339,7 @@ class ResultStream(Iterator[Any]):
         if self._follow is not None:
             timeout_s = min(1.0, timeout_s or 1.0)
         try:
-            self._bell.get(timeout=timeout_s)
+            self._wake_queue.get(timeout=timeout_s)
         except queue.Empty:
             if self._follow is not None:
                 self._follow(self.items, self._total)
@@ -343,44 +356,46 @@ class ResultStream(Iterator[Any]):
                 argument_bytes += sent[1]
                 self._ready[sent[0] if self._ordered else self._next + len(self._ready)] = end
                 if type(end) is CallEnd:
-                    result_bytes += size_of(end.payload)
+                    result_bytes += payload_size(end.payload)
                     if not end.ok:
                         self._failed[call] = sent[0]
-        self._window.ended(calls, argument_bytes=argument_bytes, result_bytes=result_bytes)
+        self._window.count_ended_calls(calls, argument_bytes=argument_bytes, result_bytes=result_bytes)
 
     # ---- sending items
 
-    def _fill(self) -> None:
+    def _send_calls(self) -> None:
         """Send calls while the window has capacity, several at a time."""
         if self._exhausted or len(self._window.in_flight) >= self._window.most_calls:
             return
-        room = self._window.room(ready=len(self._ready), together=not isinstance(self._inputs, ThreadedInputs))
+        room = self._window.free_call_count(
+            ready=len(self._ready), only_if_many=not isinstance(self._inputs, ThreadedInputs)
+        )
         while room and not self._exhausted:
             if isinstance(self._inputs, ThreadedInputs):
-                self._inputs.allow(room)
+                self._inputs.set_read_ahead(room)
                 if not self._inputs.is_ready:
                     return
-            batch = self._pack(room)
-            self._send(batch)
+            batch = self._pickle_batch(room)
+            self._send_batch(batch)
             if batch.unsent is not None:
-                place = next(self._places)
+                place = next(self._indices)
                 if isinstance(batch.unsent, _UnsentItem):
                     batch.unsent.place = place
                 elif isinstance(batch.unsent, KeptItem):
-                    self._reports.kept()
+                    self._reports.count_kept()
                 self._ready[place if self._ordered else self._next + len(self._ready)] = batch.unsent
             if self._arrived or self._next in self._ready:
                 return
-            room = self._room()
+            room = self._free_call_count()
 
-    def _room(self) -> int:
-        return self._window.room(ready=len(self._ready))
+    def _free_call_count(self) -> int:
+        return self._window.free_call_count(ready=len(self._ready))
 
-    def _pack(self, room: int) -> _Batch:
-        """Pickle up to `room` items for at most `PATIENCE_S` seconds, or until an item that is not sent."""
+    def _pickle_batch(self, room: int) -> _Batch:
+        """Pickle up to `room` items. Stop after `PICKLE_S` seconds, or at an item that needs no call."""
         batch, size = _Batch(), 0
         started = before = time.monotonic()
-        while len(batch.packed) < min(room, CHUNK) and size < WINDOW_BYTES // 16 and before - started <= PATIENCE_S:
+        while len(batch.packed) < min(room, CHUNK) and size < WINDOW_BYTES // 16 and before - started <= PICKLE_S:
             try:
                 item = next(self._inputs)
             except ItemNotArrived:
@@ -388,22 +403,22 @@ class ResultStream(Iterator[Any]):
             except StopIteration:
                 self._exhausted = True
                 break
-            except Exception as error:  # an error ends the input; raise it instead of a result
+            except Exception as error:  # an error ends the input; the program receives it in place of a result
                 self._exhausted = True
                 batch.unsent = (None, error)
                 break
             now = time.monotonic()
-            is_slow = now - before > SLOW_S and self._window.in_flight and self._slow_items.took(before, now)
+            is_slow = now - before > SLOW_S and self._window.in_flight and self._slow_items.count_slow_item(before, now)
             if is_slow and self._window.most_calls > 1 and not isinstance(self._inputs, ThreadedInputs):
-                self._inputs = ThreadedInputs(self._inputs, bell=self._bell)
-            batch.unsent = self._pack_item(item, batch)
+                self._inputs = ThreadedInputs(self._inputs, wake_queue=self._wake_queue)
+            batch.unsent = self._pickle_item(item, batch)
             if batch.unsent is not None:
                 break
-            size += size_of(batch.packed[-1])
+            size += payload_size(batch.packed[-1])
             before = time.monotonic()
         return batch
 
-    def _pack_item(self, item: Any, batch: _Batch) -> _UnsentItem | KeptItem | None:
+    def _pickle_item(self, item: Any, batch: _Batch) -> _UnsentItem | KeptItem | None:
         is_batch = self._batch_size is not None
         size = len(item) if is_batch else 1
         try:
@@ -411,39 +426,39 @@ class ResultStream(Iterator[Any]):
                 if type(each) is FailedInput:
                     raise each.error
             if self._keeping is not None:
-                key = kept_key(item)
-                if (kept := self._keeping.find(key, items=size)) is not None:
+                key = digest_of_kept_item(item)
+                if (kept := self._keeping.find_result(key, items=size)) is not None:
                     return kept
                 batch.keys.append(key)
             payload = self._calls.pack_call((item,), {})
             if self._calls.is_family:
-                batch.submissions.append(self._calls.submission_for_arguments((item,), {}))
-        except Exception as error:  # raise or return this error instead of a result
+                batch.submissions.append(self._calls.create_submission_for_arguments((item,), {}))
+        except Exception as error:  # the program receives this error in place of a result
             self._exhausted = not self._return_exceptions
             return _UnsentItem(error, size)
         batch.packed.append(payload)
         batch.last = size
         return None
 
-    def _send(self, batch: _Batch) -> None:
+    def _send_batch(self, batch: _Batch) -> None:
         if not batch.packed:
             return
-        places = list(itertools.islice(self._places, len(batch.packed)))
-        self._reports.sent(len(batch.packed))
-        submission = batch.submissions or self._calls.submission()
+        places = list(itertools.islice(self._indices, len(batch.packed)))
+        self._reports.count_sent(len(batch.packed))
+        submission = batch.submissions or self._calls.current_submission()
         if self._keeping is None:
             calls = self._link.submit_many(submission, batch.packed, self._inbox)
         else:
             with self._keeping.sending:
                 calls = self._link.submit_many(submission, batch.packed, self._keeping)
-                self._keeping.sent(calls, list(zip(batch.keys, places, strict=False)))
-        sizes = [size_of(payload) for payload in batch.packed]
+                self._keeping.record_sent_calls(calls, list(zip(batch.keys, places, strict=False)))
+        sizes = [payload_size(payload) for payload in batch.packed]
         self._window.in_flight.update(zip(calls, zip(places, sizes, strict=True), strict=True))
-        self._window.sent(sum(sizes))
+        self._window.count_argument_bytes(sum(sizes))
         if batch.last != (self._batch_size or 1):  # only the last batch may have fewer items
-            self._short[calls[-1]] = batch.last
+            self._short_batches[calls[-1]] = batch.last
 
-    def _finish(self) -> None:
+    def _release_resources(self) -> None:
         self._closed = True
         _open_streams.discard(self)
         if isinstance(self._inputs, ThreadedInputs):
@@ -457,13 +472,13 @@ class ResultStream(Iterator[Any]):
 
 
 _open_streams: weakref.WeakSet[ResultStream] = weakref.WeakSet()
-_left: deque[tuple[float, str]] = deque(maxlen=4)
-"""Time and message of streams that were dropped without `close`."""
-_JUST_S = 1.0
+_dropped_streams: deque[tuple[float, str]] = deque(maxlen=4)
+"""Time and message of each stream that the program dropped without `close`."""
+_RECENT_S = 1.0
 
 
-def interrupt_open_streams() -> list[str]:
+def close_open_streams() -> list[str]:
     now = time.monotonic()
-    just = [said for at, said in _left if now - at < _JUST_S]
-    _left.clear()
-    return just + [stream.interrupted() for stream in list(_open_streams)]
+    just = [said for at, said in _dropped_streams if now - at < _RECENT_S]
+    _dropped_streams.clear()
+    return just + [stream.close_and_describe() for stream in list(_open_streams)]

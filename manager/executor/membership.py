@@ -12,46 +12,46 @@ import threading
 from collections.abc import Callable
 
 from stoker.errors import SessionError
-from stoker.manager.executor.processes import removed
+from stoker.manager.executor.processes import folder_removed_error
 from stoker.manager.live.interfaces import explain_missing_route, is_listening
-from stoker.manager.live.presence import elsewhere
+from stoker.manager.live.presence import describe_remote_manager
 from stoker.protocol.session import SessionFile, SessionFolder
 
 logger = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 1.0
 SLOW_S = 5.0
-AWAY_S = 30.0
+ABSENCE_REPORT_S = 30.0
 """Seconds after which an absent manager is reported."""
 
 
-class Membership:
+class SessionMembership:
     """A client's connection state. `joined` is set from the manager's welcome until the connection is lost."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.joined = threading.Event()
         self.was_joined = False
         self.session = folder.read()
-        self.why_over = ""
+        self.session_end_reason = ""
         """Why the session has ended; empty while it runs."""
         self._folder = folder
         self._check_at = 0.0
         self._report_at = math.inf
         self._is_reported = False
 
-    def welcomed(self) -> None:
+    def handle_welcome(self) -> None:
         self.joined.set()
         self.was_joined = True
 
     def has_joined(self, *, within_s: float) -> bool:
         return self.was_joined or self.joined.wait(within_s)
 
-    def connection_lost(self, now: float) -> None:
+    def handle_lost_connection(self, now: float) -> None:
         if self.joined.is_set():
             self.joined.clear()
-            self._report_at, self._is_reported = now + AWAY_S, False
+            self._report_at, self._is_reported = now + ABSENCE_REPORT_S, False
 
-    def wait(self, timeout_s: float, *, journal_trouble: Callable[[], str]) -> None:
+    def wait_until_joined(self, timeout_s: float, *, journal_trouble: Callable[[], str]) -> None:
         if self.joined.wait(min(timeout_s, SLOW_S)):
             return
         if timeout_s > SLOW_S:
@@ -63,17 +63,17 @@ class Membership:
         raise self._not_joined_error(f"{why}; this program waited for {timeout_s:.0f} s")
 
     def read_session_file_if_due(self, now: float) -> SessionFile | None:
-        """If a check is due, read the session file, report a long absence of the manager, and set `why_over`."""
-        if now < self._check_at or self.why_over:
+        """Read the session file, report a long absence of the manager, and set `session_end_reason`."""
+        if now < self._check_at or self.session_end_reason:
             return None
         self._check_at = now + CHECK_EVERY_S
-        if why := self._folder.over():
-            self.why_over = why
+        if why := self._folder.end_reason():
+            self.session_end_reason = why
             return None
         if now >= self._report_at:
             if not os.path.isdir(self._folder.path):
-                raise removed(self._folder)
-            self._report_at = now + AWAY_S
+                raise folder_removed_error(self._folder)
+            self._report_at = now + ABSENCE_REPORT_S
             report = logger.debug if self._is_reported else logger.warning
             self._is_reported = True
             text = "session %s: its manager is gone; running calls continue. If it does not return: stoker attach %s"
@@ -85,7 +85,7 @@ class Membership:
             return None
         return self.session
 
-    def why_silent(self) -> str:
+    def explain_silence(self) -> str:
         return (
             f"session {self.session.session}: its manager does not answer: its process is stopped, or the file system"
             f" of {self._folder.path} hangs; calls and results wait for it, and running calls continue"
@@ -93,7 +93,7 @@ class Membership:
 
     def _why_not_joined(self, journal_trouble: str) -> str:
         address, log = self.session.address, self._folder.manager_log
-        subject = f"session {self.session.session}: its manager{elsewhere(self._folder)} at {address}"
+        subject = f"session {self.session.session}: its manager{describe_remote_manager(self._folder)} at {address}"
         if journal_trouble:
             return f"{subject} accepts no programs: {journal_trouble}"
         if why := explain_missing_route(address):

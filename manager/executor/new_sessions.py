@@ -13,16 +13,21 @@ from stoker.config import format_site_toml, load_sites, read_sites, write_sites
 from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import working_folder
-from stoker.manager.environment.carrying import prepare
+from stoker.manager.environment.carrying import prepare_packed_environments
 from stoker.manager.executor import detached, engines
-from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
+from stoker.manager.executor.processes import (
+    create_session_folder,
+    manager_command_options,
+    new_session_id,
+    register_session,
+)
 from stoker.manager.factory.pilot_command import reject_invalid_import_paths
-from stoker.manager.live.session_policies import keep_policies, policies_for
+from stoker.manager.live.session_policies import copy_policies_into_session, create_policies_for_sites
 from stoker.protocol.session import SessionFolder, is_session_folder
 from stoker.site import Site
 
 
-def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
+def load_listed_sites(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
     """Return the sites in these files, and the sites that the files refer to."""
     found: dict[str, Site] = {}
     for file in files or (None,):
@@ -32,38 +37,38 @@ def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
                     f"two sites are called {site.name}; change `name` in one of the site files", key="name"
                 )
     sites = tuple(found.values())
-    engines.refuse(sites)
-    policies_for(sites)
+    engines.refuse_invalid_taskvine_sites(sites)
+    create_policies_for_sites(sites)
     return sites
 
 
-def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> SessionFolder:
+def create_session(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> SessionFolder:
     """Create a session folder with keys and site files at `place`; by default in the state folder."""
     engines.require_taskvine_programs(sites)
     name = new_session_id()
-    folder = SessionFolder(place or default_place(name))
+    folder = SessionFolder(place or default_session_folder(name))
     if folder.file.exists() or folder.journal.exists():
         raise SessionError(f"{folder.path} already has a session; name another folder, or leave --folder out")
-    make_folder(folder, elsewhere="stoker up --folder DIR, or the environment variable STOKER_HOME")
-    keep_policies(folder, sites, search_path=python_path())
+    create_session_folder(folder, elsewhere="stoker up --folder DIR, or the environment variable STOKER_HOME")
+    copy_policies_into_session(folder, sites, search_path=build_session_python_path())
     idle = ("--idle", f"{idle_s:g}") if idle_s else ()
-    launch = detached.Launch(name, (*manager_options(sites), *idle))
+    launch = detached.LaunchOptions(name, (*manager_command_options(sites), *idle))
     try:
-        write_sites(folder.sites, sites, python_path=python_path())
-        prepare(folder, sites)
-        engines.prepare(folder, sites, session=name, python_path=python_path(), kept=True)
+        write_sites(folder.sites, sites, python_path=build_session_python_path())
+        prepare_packed_environments(folder, sites)
+        engines.write_taskvine_plans(folder, sites, session=name, python_path=build_session_python_path(), kept=True)
         folder.launch.write_bytes(msgspec.json.encode(launch))
     except OSError as error:
         raise SessionError(f"the session folder {folder.path} cannot be written: {error}") from error
-    register(folder, name=name)  # register now, because session processes may outlive this process
+    register_session(folder, name=name)  # register now, because session processes may outlive this process
     return folder
 
 
-def default_place(session: str) -> Path:
+def default_session_folder(session: str) -> Path:
     return state_folder() / "sessions.d" / session
 
 
-def python_path() -> str:
+def build_session_python_path() -> str:
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = list(dict.fromkeys([str(working_folder()), *filter(None, given)]))
     reject_invalid_import_paths(paths)
@@ -92,23 +97,23 @@ def kept_session(
         SessionError: The session cannot start.
         ConfigError: The site file is invalid.
     """
-    sites = collect([site] if site is not None else [])
+    sites = load_listed_sites([site] if site is not None else [])
     texts = {each.name: format_site_toml(each) for each in sites}
     links = [link for link in (state_folder() / "sessions").glob("*") if is_session_folder(link)]
     for link in sorted(links, key=lambda link: (link.name != before, -link.lstat().st_mtime)):
         folder = SessionFolder(link.resolve())
-        if not detached.is_detached(folder) or folder.over():
+        if not detached.is_detached(folder) or folder.end_reason():
             continue
         with suppress(SessionError, ConfigError):  # skip a damaged session
-            name = detached.name_of(folder)
+            name = detached.session_name(folder)
             there = {key: format_site_toml(one) for key, one in read_sites(folder.sites).items()}
-            if there == texts and (name == before or detached.is_up(folder)):
+            if there == texts and (name == before or detached.is_manager_up(folder)):
                 return KeptSession(name, folder.path, started=False)
-    made = make(sites)
+    made = create_session(sites)
     try:
-        detached.start(made, waiting=waiting)
+        detached.start_session_manager(made, on_wait=waiting)
     except BaseException:
         if not made.file.exists():  # the manager never listened
-            detached.forget(made)
+            detached.delete_session(made)
         raise
     return KeptSession(made.read().session, made.path, started=True)

@@ -20,7 +20,7 @@ from stoker.contexts import payloads
 from stoker.contexts.payload_layout import Buffer
 from stoker.errors import CallError, SerializationError, StreamDiffersError
 from stoker.protocol.calls import CallEnd
-from stoker.protocol.ids import CallId, show_call
+from stoker.protocol.ids import CallId, format_call_id
 from stoker.protocol.to_client import Pieces
 from stoker.protocol.to_manager import PiecesTaken
 
@@ -28,7 +28,7 @@ MOST_PIECES, MOST_BYTES = 4_096, 16_000_000
 """Number of unread pieces or bytes above which no acknowledgement is sent."""
 ACK_PIECES, ACK_BYTES = 64, 250_000
 """Numbers of pieces or bytes after which an acknowledgement is sent. If the call waits, it is sent immediately."""
-Taken = tuple[Any, bool, PiecesTaken | None]
+TakenPiece = tuple[Any, bool, PiecesTaken | None]
 """A piece; True if it is a value, False if it is bytes; and the acknowledgement to send now."""
 
 
@@ -48,12 +48,12 @@ class PieceInbox:
         self._taken = 0
         self._digests: array[int] = array("Q")
         """Digests of read pieces; empty with `may_differ`."""
-        self._next: dict[int, int] = {}
+        self._expected_numbers: dict[int, int] = {}
         """Number of the next expected piece, by run of the call."""
         self._run = 0
         self._acknowledged = 0
         self._unacknowledged_bytes = 0
-        self._owes = False
+        self._is_ack_due = False
         self._is_over = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
@@ -61,27 +61,27 @@ class PieceInbox:
 
     # ---- for the link
 
-    def begin(self, call: CallId) -> None:
+    def expect_call(self, call: CallId) -> None:
         """Expect the pieces of this call, which may be Parsl's retry of an earlier call."""
         with self._changed:
             self.call = call
 
-    def add(self, message: Pieces) -> PiecesTaken | None:
+    def add_pieces(self, message: Pieces) -> PiecesTaken | None:
         """Add pieces; return the acknowledgement to send now. The caller then wakes the tasks of `take_waiters`."""
         with self._changed:
             if self._is_over:
                 return None
-            due = self._next.setdefault(message.run, 0)
+            due = self._expected_numbers.setdefault(message.run, 0)
             if message.run != self._run:
                 self._run, self._acknowledged, self._unacknowledged_bytes = message.run, due, 0
             for number, item in enumerate(message.items, message.first):
                 if number > due:  # earlier pieces were lost with a connection; all pieces are sent again
                     break
                 if number == due:
-                    due = self._next[message.run] = due + 1
+                    due = self._expected_numbers[message.run] = due + 1
                     self._unacknowledged_bytes += len(item)
-                    self._add(number, item)
-            self._owes |= message.waits
+                    self._add_piece(number, item)
+            self._is_ack_due |= message.waits
             self._changed.notify_all()
             return self._acknowledgement_if_due()
 
@@ -95,33 +95,33 @@ class PieceInbox:
             if self.call is None or self._is_over:
                 return None
             if not self._is_full():
-                self._note_acknowledged()
+                self._mark_received_as_acknowledged()
             return PiecesTaken(self.call, self._run, self._acknowledged, again=True)
 
-    def _add(self, number: int, item: bytes) -> None:
+    def _add_piece(self, number: int, item: bytes) -> None:
         if number < self._taken:
             if number < len(self._digests) and self._digests[number] != _piece_digest(item):
                 self._raise_stream_differs(f"piece {number:,} (counted from 0) of the new run differs", number)
             return
-        place = number - self._base
+        place = number - self._first_kept_number
         if place < len(self._items):
             if self._items[place] == item:
                 return
-            self._cut(place)
+            self._drop_pieces_from(place)
         self._items.append(item)
         self._bytes += len(item)
 
     def _acknowledgement_if_due(self) -> PiecesTaken | None:
-        fresh = self._next.get(self._run, self._acknowledged) - self._acknowledged
-        is_due = self._owes or fresh >= ACK_PIECES or self._unacknowledged_bytes >= ACK_BYTES
+        fresh = self._expected_numbers.get(self._run, self._acknowledged) - self._acknowledged
+        is_due = self._is_ack_due or fresh >= ACK_PIECES or self._unacknowledged_bytes >= ACK_BYTES
         if not is_due or self.call is None or self._is_full():
             return None
-        self._note_acknowledged()
+        self._mark_received_as_acknowledged()
         return PiecesTaken(self.call, self._run, self._acknowledged)
 
-    def _note_acknowledged(self) -> None:
-        self._acknowledged = self._next.get(self._run, self._acknowledged)
-        self._owes, self._unacknowledged_bytes = False, 0
+    def _mark_received_as_acknowledged(self) -> None:
+        self._acknowledged = self._expected_numbers.get(self._run, self._acknowledged)
+        self._is_ack_due, self._unacknowledged_bytes = False, 0
 
     # ---- the end
 
@@ -130,7 +130,7 @@ class PieceInbox:
             self._check_piece_count(end)
             return list(self._items)
 
-    def finish(
+    def end_stream(
         self, error: BaseException | None = None, *, end: CallEnd | None = None, values: list[Any] | None = None
     ) -> None:
         """End the stream after the pieces that have arrived, or replace the pieces by these values."""
@@ -143,28 +143,28 @@ class PieceInbox:
                 except CallError as wrong:
                     error = wrong
             self._error = self._error or error
-            self._end()
+            self._end_stream()
 
     def close(self) -> None:
         with self._changed:
-            self._cut(0)
-            self._end()
+            self._drop_pieces_from(0)
+            self._end_stream()
 
     def _check_piece_count(self, end: CallEnd) -> None:
-        here = self._base + len(self._items)
+        here = self._first_kept_number + len(self._items)
         if end.pieces > here:
             raise CallError(
-                f"call {show_call(end.call)}: {end.pieces - here} of its {end.pieces} pieces did not arrive: call"
+                f"call {format_call_id(end.call)}: {end.pieces - here} of its {end.pieces} pieces did not arrive: call"
                 " again",
-                call=show_call(end.call),
+                call=format_call_id(end.call),
             )
         if end.pieces < self._taken and not self._may_differ:
             self._raise_stream_differs(f"the new run sent only {end.pieces:,}", end.pieces)
-        self._cut(max(0, end.pieces - self._base))
+        self._drop_pieces_from(max(0, end.pieces - self._first_kept_number))
 
     def _raise_stream_differs(self, what: str, at: int) -> None:
-        call, handed = show_call(self.call or 0), self._taken
-        self._cut(max(0, handed - self._base))
+        call, handed = format_call_id(self.call or 0), self._taken
+        self._drop_pieces_from(max(0, handed - self._first_kept_number))
         error = StreamDiffersError(
             f"call {call} ran again, as it does when its pilot is lost, and {what}; {handed:,} pieces were delivered"
             " before. Make the function yield the same pieces each time (a seed, greedy decoding), or allow runs to"
@@ -174,33 +174,33 @@ class PieceInbox:
             handed_on=handed,
         )
         self._error = error
-        self._end()
+        self._end_stream()
         raise error
 
-    def _end(self) -> None:
+    def _end_stream(self) -> None:
         self._is_over, self._digests = True, array("Q")
         self._changed.notify_all()
         wake_tasks(self.take_waiters())
 
     # ---- for the program
 
-    def take(self, number: int) -> Taken | None:
+    def take_piece(self, number: int) -> TakenPiece | None:
         """Return a piece; None before it arrives. After the last piece, raise the call's error or StopIteration."""
         with self._changed:
             if self._has_piece(number):
-                return self._take(number)
+                return self._take_piece(number)
             if self._is_over:
                 raise self._error or StopIteration
             return None
 
-    def take_arrived(self, number: int, *, most: int) -> list[Taken]:
+    def take_arrived(self, number: int, *, most: int) -> list[TakenPiece]:
         with self._changed:
-            count = min(most, self._base + len(self._items) - number)
-            return [self._take(each) for each in range(number, number + count)]
+            count = min(most, self._first_kept_number + len(self._items) - number)
+            return [self._take_piece(each) for each in range(number, number + count)]
 
-    def _take(self, number: int) -> Taken:
-        item = self._items[number - self._base]
-        if number != self._taken:  # a reader has already read this piece
+    def _take_piece(self, number: int) -> TakenPiece:
+        item = self._items[number - self._first_kept_number]
+        if number != self._taken:  # this piece was read before, so do not count it again
             return item, self._holds_values, None
         if isinstance(self._items, deque):
             self._items.popleft()
@@ -210,12 +210,12 @@ class PieceInbox:
             self._digests.append(_piece_digest(item))
         return item, self._holds_values, None if self.keeps_all else self._acknowledgement_if_due()
 
-    def wait(self, number: int) -> None:
+    def wait_for_piece(self, number: int) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._has_piece(number))
 
     def create_piece_waiter(self, number: int) -> asyncio.Future[None] | None:
-        """Return a future that ends when `take` may succeed; None if `take` can succeed now."""
+        """Return a future that ends when `take_piece` may succeed; None if it can succeed now."""
         with self._changed:
             if self._is_over or self._has_piece(number):
                 return None
@@ -223,18 +223,18 @@ class PieceInbox:
             return waiter
 
     def _has_piece(self, number: int) -> bool:
-        return number - self._base < len(self._items)
+        return number - self._first_kept_number < len(self._items)
 
     # ---- helpers; the caller holds the lock
 
     @property
-    def _base(self) -> int:
+    def _first_kept_number(self) -> int:
         return 0 if self.keeps_all else self._taken
 
     def _is_full(self) -> bool:
         return not self.keeps_all and (len(self._items) > MOST_PIECES or self._bytes > MOST_BYTES)
 
-    def _cut(self, place: int) -> None:
+    def _drop_pieces_from(self, place: int) -> None:
         while len(self._items) > place:
             self._bytes -= len(self._items.pop())
 
@@ -249,7 +249,7 @@ def wake_tasks(waiters: Iterable[asyncio.Future[None]]) -> None:
     for waiter in waiters:
         by_loop.setdefault(waiter.get_loop(), []).append(waiter)
     for loop, theirs in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed and its tasks have ended
+        with suppress(RuntimeError):  # a closed loop has no tasks to wake
             loop.call_soon_threadsafe(_end_futures, theirs)
 
 
@@ -265,7 +265,7 @@ def unpickle_result_or_piece(data: Buffer, *, call: int | None, piece: int | Non
     except BaseException as error:  # classes in the value may raise SystemExit, which would end this thread
         if payloads.is_interrupt(error):
             raise
-        name, what = show_call(call or 0), "result" if piece is None else f"piece {piece:,} (counted from 0)"
+        name, what = format_call_id(call or 0), "result" if piece is None else f"piece {piece:,} (counted from 0)"
         text = f"call {name}: its {what} cannot be unpickled here: {error!r}"
         if isinstance(error, ImportError | AttributeError):
             text += "; the modules that define it must be importable in this program too"
@@ -284,7 +284,7 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
         self._inbox = inbox
         self._acknowledge = acknowledge
         self._at_end = at_end
-        self._taking = threading.Lock()
+        self._read_lock = threading.Lock()
         self.taken = 0
         self._unreadable: SerializationError | None = None
 
@@ -292,43 +292,43 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        while (found := self._take()) is None:
-            self._inbox.wait(self.taken)
-        return self._opened(*found)
+        while (found := self._take_piece()) is None:
+            self._inbox.wait_for_piece(self.taken)
+        return self._unpickle_piece(*found)
 
     def __aiter__(self) -> PieceReader:
         return self
 
     async def __anext__(self) -> Any:
         try:
-            while (found := self._take()) is None:
+            while (found := self._take_piece()) is None:
                 changed = self._inbox.create_piece_waiter(self.taken)
                 if changed is not None:
                     await changed
         except StopIteration:
             raise StopAsyncIteration from None
-        return self._opened(*found)
+        return self._unpickle_piece(*found)
 
     def take_arrived(self, most: int = 64) -> list[Any]:
         """Return up to `most` pieces that have arrived, without blocking. If unpickling a piece fails, the next step of
         the loop raises the error."""
-        with self._taking:
+        with self._read_lock:
             first, taken = self.taken, self._inbox.take_arrived(self.taken, most=most)
             self.taken += len(taken)
         found: list[Any] = []
         try:
             for number, each in enumerate(taken, first):
-                found.append(self._opened(number, *each))
+                found.append(self._unpickle_piece(number, *each))
         except SerializationError as error:
             self._unreadable = error
         return found
 
-    def _take(self) -> tuple[int, Any, bool, PiecesTaken | None] | None:
-        with self._taking:
+    def _take_piece(self) -> tuple[int, Any, bool, PiecesTaken | None] | None:
+        with self._read_lock:
             if self._unreadable is not None:
                 raise self._unreadable
             try:
-                found = self._inbox.take(self.taken)
+                found = self._inbox.take_piece(self.taken)
             except StopIteration:
                 self._at_end()
                 raise
@@ -337,7 +337,7 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
             self.taken += 1
             return self.taken - 1, *found
 
-    def _opened(self, number: int, item: Any, is_value: bool, acknowledged: PiecesTaken | None) -> Any:
+    def _unpickle_piece(self, number: int, item: Any, is_value: bool, acknowledged: PiecesTaken | None) -> Any:
         if acknowledged is not None:
             self._acknowledge(acknowledged)
         return item if is_value else unpickle_result_or_piece(item, call=self._inbox.call, piece=number)

@@ -22,10 +22,10 @@ from zmq import curve_keypair
 from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
 from stoker.folders import refuse_non_utf8_path
-from stoker.log_files import tail
+from stoker.log_files import read_last_lines
 from stoker.manager.live import interfaces, lease
-from stoker.manager.live.keeper import Restarts, describe_pause
-from stoker.protocol.session import KeyPair, SessionFolder, is_begun, is_session_folder, modification_time
+from stoker.manager.live.keeper import RestartLimiter, format_pause
+from stoker.protocol.session import KeyPair, SessionFolder, is_session_folder, is_starting, modification_time
 from stoker.site import ProviderKind, Site
 
 logger = logging.getLogger("stoker")
@@ -34,13 +34,13 @@ _TAIL_LINES = 15
 KEPT_SESSIONS = 50
 
 
-def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=...)") -> None:
+def create_session_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=...)") -> None:
     """Create a session folder and its keys. `elsewhere`: advice for the error message."""
     refuse_non_utf8_path(
         folder.path, what="the session folder", advice=f"rename that file, or name another folder: {elsewhere}"
     )
     try:
-        folder.make()
+        folder.create_folders()
         for role in ("server", "client"):
             public, secret = curve_keypair()
             folder.write_key(role, KeyPair(public=public.decode(), secret=secret.decode()))
@@ -52,14 +52,14 @@ def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=
         ) from error
 
 
-def removed(folder: SessionFolder) -> SessionError:
+def folder_removed_error(folder: SessionFolder) -> SessionError:
     return SessionError(
         f"the session folder {folder.path} was removed while the session ran: the session is over, and calls that had"
         " not ended are lost; run the program again, and keep its run folder (run_dir) until it has ended"
     )
 
 
-def manager_options(sites: Sequence[Site]) -> list[str]:
+def manager_command_options(sites: Sequence[Site]) -> list[str]:
     first = sites[0].session
     interface = next((site.session.interface for site in sites if site.session.interface), "")
     if not interface:
@@ -83,7 +83,7 @@ def new_session_id() -> str:
             raise _state_folder_error(links, "read", error) from error
 
 
-def register(folder: SessionFolder, *, name: str = "") -> None:
+def register_session(folder: SessionFolder, *, name: str = "") -> None:
     """Link the session into the user's state folder, where `stoker status` finds it. `name`: the session's id, if no
     manager has listened yet."""
     links = state_folder() / "sessions"
@@ -92,10 +92,10 @@ def register(folder: SessionFolder, *, name: str = "") -> None:
         links.mkdir(mode=0o700, parents=True, exist_ok=True)
         newest_first = sorted(links.iterdir(), key=modification_time, reverse=True)
         for place, old in enumerate(newest_first):
-            is_one = is_session_folder(old) or is_begun(old)
+            is_one = is_session_folder(old) or is_starting(old)
             if not is_one or (place >= KEPT_SESSIONS and not _session_may_run(SessionFolder(old))):
                 old.unlink(missing_ok=True)
-        draft = links / f".{name}-{secrets.token_hex(4)}"  # other processes may register at the same time
+        draft = links / f".{name}-{secrets.token_hex(4)}"  # unique, because other processes may register too
         draft.symlink_to(folder.path)
         draft.replace(links / name)
     except OSError as error:
@@ -117,12 +117,12 @@ def _state_folder_error(links: Path, what: str, error: OSError) -> SessionError:
 
 def _session_may_run(folder: SessionFolder) -> bool:
     try:
-        holder = lease.read(folder.lease)
-    except (OSError, SessionError):  # the file system does not answer
+        holder = lease.read_lease(folder.lease)
+    except (OSError, SessionError):  # unknown, because the file system does not answer
         return True
     if holder is None:
-        return folder.launch.exists() and not is_begun(folder.path)
-    return not holder.over and (folder.launch.exists() or lease.is_alive(holder) is not False)
+        return folder.launch.exists() and not is_starting(folder.path)
+    return not holder.over and (folder.launch.exists() or lease.is_holder_alive(holder) is not False)
 
 
 class ManagerProcess:
@@ -136,10 +136,10 @@ class ManagerProcess:
         self._on_lost = on_lost
         self._command = [*command, "--session", str(folder.path), "--parent", str(os.getpid()), *options]
         self._stopping = threading.Event()
-        self._restarts = Restarts(folder.progress)
+        self._restarts = RestartLimiter(folder.progress)
         self._lock = threading.Lock()
-        self._process = self._start()
-        threading.Thread(target=self._watch, name="stoker-manager-watch", daemon=True).start()
+        self._process = self._start_manager()
+        threading.Thread(target=self._watch_manager, name="stoker-manager-watch", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -152,16 +152,18 @@ class ManagerProcess:
         until = time.monotonic() + timeout_s
         while not self._folder.file.exists():
             if self._process.poll() is not None and not self._folder.file.exists():
-                raise self._error(f"the manager ended with exit code {self._process.returncode} before it listened")
+                raise self._manager_error(
+                    f"the manager ended with exit code {self._process.returncode} before it listened"
+                )
             if time.monotonic() > until:
-                raise self._error(f"the manager did not listen within {timeout_s:.0f} s")
+                raise self._manager_error(f"the manager did not listen within {timeout_s:.0f} s")
             time.sleep(0.005)
 
     def expect_manager_exit(self) -> None:
         with self._lock:
             self._stopping.set()
 
-    def end(self, *, grace_s: float) -> None:
+    def end_process(self, *, grace_s: float) -> None:
         self.expect_manager_exit()
         for stop, wait_s in (("poll", grace_s), ("terminate", 2.0), ("kill", 2.0)):
             getattr(self._process, stop)()
@@ -169,39 +171,39 @@ class ManagerProcess:
                 self._process.wait(wait_s)
                 return
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._restarts.started()
+    def _start_manager(self) -> subprocess.Popen[bytes]:
+        self._restarts.mark_start()
         return spawn_manager(self._command, self._folder.manager_log)
 
-    def _watch(self) -> None:
+    def _watch_manager(self) -> None:
         while True:
             code = self._process.wait()
-            if self._stopping.is_set() or code == 0:  # code 0 before `end` was called: a signal ended the session
+            if self._stopping.is_set() or code == 0:  # exit code 0: a signal ended the session
                 return
             if not os.path.isdir(self._folder.path):
-                self._on_lost(removed(self._folder))
+                self._on_lost(folder_removed_error(self._folder))
                 return
             what = f"the manager ended with exit code {code}"
             if not self._folder.file.exists():
-                self._on_lost(self._error(what))
+                self._on_lost(self._manager_error(what))
                 return
             how = f"the manager was killed by signal {-code}" if code < 0 else what
-            while (pause_s := self._restarts.died()) is not None:
+            while (pause_s := self._restarts.record_death()) is not None:
                 log = self._folder.manager_log
-                logger.warning("%s; it is started again%s with its journal (%s)", how, describe_pause(pause_s), log)
+                logger.warning("%s; it is started again%s with its journal (%s)", how, format_pause(pause_s), log)
                 self._stopping.wait(pause_s)
                 try:
                     with self._lock:
                         if not self._stopping.is_set():
-                            self._process = self._start()
+                            self._process = self._start_manager()
                     break
-                except OSError as error:  # descriptors, memory or processes may be temporarily missing
+                except OSError as error:  # try again: the host may be out of descriptors, memory or processes
                     what = how = f"the manager could not be started ({error})"
             else:
-                self._on_lost(self._error(f"{what}, repeatedly"))
+                self._on_lost(self._manager_error(f"{what}, repeatedly"))
                 return
 
-    def _error(self, what: str) -> SessionError:
+    def _manager_error(self, what: str) -> SessionError:
         return error_with_log_tail(what, self._folder.manager_log)
 
 
@@ -210,8 +212,8 @@ def spawn_manager(command: Sequence[str], log_file: Path) -> subprocess.Popen[by
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
-def error_with_log_tail(what: str, log: Path, *, said_at: int = 0) -> SessionError:
-    """Return an error with the last lines of a manager's log. `said_at`: the log's size before the manager started."""
-    lines = tail(log, start=said_at, lines=_TAIL_LINES).splitlines()
+def error_with_log_tail(what: str, log: Path, *, log_offset: int = 0) -> SessionError:
+    """Return an error with the last lines of a manager's log. `log_offset`: the log's size before its start."""
+    lines = read_last_lines(log, start=log_offset, lines=_TAIL_LINES).splitlines()
     text = "".join(f"\n  {line}" for line in lines) or " (the manager printed nothing)"
     return SessionError(f"{what}; the end of {log}:{text}", log=str(log))

@@ -31,11 +31,11 @@ LINE_S = 10.0
 STATUS_S = 1.0
 
 
-_drawn: list[MapProgress] = []
+_active_bars: list[MapProgress] = []
 
 
 def print_above_progress_bar(text: str) -> bool:
-    live = _drawn[-1].live if _drawn else None
+    live = _active_bars[-1].live if _active_bars else None
     if live is None:
         return False
     live.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -60,12 +60,12 @@ class MapProgress:
         self._facts = f"{self._kept}/{total}" if total is not None else str(self._kept)
         ipython = sys.modules.get("IPython")
         shell = ipython.get_ipython() if ipython is not None else None
-        self._line = NotebookLine() if getattr(shell, "kernel", None) is not None else None
+        self._line = NotebookStatusLine() if getattr(shell, "kernel", None) is not None else None
         console = Console(stderr=True)
         if self._line is None and console.is_terminal:
             self.live = ProgressBar(name, total=total, done=self._kept, facts=lambda: self._facts, console=console)
             self.live.start()
-            _drawn.append(self)
+            _active_bars.append(self)
         self._pause_s = REDRAW_S if self.live is not None else NOTEBOOK_S if self._line is not None else LINE_S
 
     def __call__(self, done: int, total: int | None) -> None:  # noqa: ARG002
@@ -79,7 +79,7 @@ class MapProgress:
     def close(self) -> None:
         self._draw(time.monotonic(), last=True)
         if self.live is not None:
-            _drawn.remove(self)
+            _active_bars.remove(self)
             self.live.stop()
             self.live = None
 
@@ -93,7 +93,7 @@ class MapProgress:
                 loading = sum(context.loading for context in status.contexts)
                 self._hot = f"hot {hot}" + (f" · loading {loading}" if loading else "")
                 if not hot:
-                    self._pace.wait(now)
+                    self._pace.record_wait(now)
         elapsed = now - self._started
         per_s = self._pace.per_second(now) if not last else self._done / max(elapsed, 1e-9)
         rate = f"{per_s:,.1f}/s" if elapsed > 0.5 and per_s else ""
@@ -121,38 +121,38 @@ logger = logging.getLogger("stoker.news")
 
 FIRST_S = 10.0
 """Seconds that calls wait before the first line is logged, and minimum seconds between lines about one subject."""
-AGAIN_S = 60.0
+SAME_REASON_S = 60.0
 CHECK_S = 2.0
 CHECK_SELDOM_S = 30.0
 """Seconds between two status requests while pilots work."""
 _NUMBER = re.compile(r"\d[\d.,:]*( (s|min|h|days?)\b)?")
 
 
-class WaitNotices:
+class WaitNoticeLogger:
     """Logs on a separate thread why calls wait, each reason at most once a minute.
 
-    `is_ours` returns True for a context key of this program's calls. `why_silent` and `journal_trouble` describe a
-    fault of the manager, or return "". With `faults_only`, only faults are logged.
+    `is_own_context` returns True for a context key of this program's calls. `why_silent` and `journal_trouble` describe
+    a fault of the manager, or return "". With `faults_only`, only faults are logged.
     """
 
     def __init__(
-        self, *, ask: Callable[[], Status | None], calls_wait: Callable[[], bool], journal_trouble: Callable[[], str],
-        is_ours: Callable[[str], bool], why_silent: Callable[[], str], say: Callable[[str], None] | None = None,
-        faults_only: bool = False,
+        self, *, ask: Callable[[], Status | None], has_open_calls: Callable[[], bool],
+        journal_trouble: Callable[[], str], is_own_context: Callable[[str], bool], why_silent: Callable[[], str],
+        say: Callable[[str], None] | None = None, faults_only: bool = False,
     ) -> None:  # fmt: skip
         self._faults_only = faults_only
         self._ask = ask
-        self._calls_wait = calls_wait
-        self._is_ours = is_ours
+        self._has_open_calls = has_open_calls
+        self._is_own_context = is_own_context
         self._why_silent = why_silent
         self._journal_trouble = journal_trouble
-        self._say = say or _say
+        self._show_notice = say or _show_notice
         self._ask_at = 0.0
-        self._since: dict[str, float] = {}
+        self._true_since: dict[str, float] = {}
         """Time since when calls wait or are stuck, or the manager is silent."""
-        self._said: dict[tuple[str, str], float] = {}
+        self._logged_at: dict[tuple[str, str], float] = {}
         """Time of the last line, by subject and reason (without numbers)."""
-        self._of_peers = self._of_journal = ""
+        self._peer_trouble = self._last_journal_trouble = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stoker-news", daemon=True)
 
@@ -163,22 +163,22 @@ class WaitNotices:
         self._stop.set()
 
     def report_wait_reason_if_due(self, now: float) -> None:
-        if not self._calls_wait():
-            self._since.clear()
+        if not self._has_open_calls():
+            self._true_since.clear()
             return
-        since = self._since.setdefault("wait", now)
+        since = self._true_since.setdefault("wait", now)
         trouble = self._journal_trouble()
         if trouble:  # log no other reason while the journal cannot be written
             self._log_rarely("journal", "", trouble, now)
-        elif self._of_journal:
-            self._said.pop(("journal", ""), None)
-            self._say("the session's journal can be written again: calls and results continue")
-        self._of_journal = trouble
+        elif self._last_journal_trouble:
+            self._logged_at.pop(("journal", ""), None)
+            self._show_notice("the session's journal can be written again: calls and results continue")
+        self._last_journal_trouble = trouble
         if trouble or now < self._ask_at:
             return
         status = self._ask()
         why = "" if status is not None else self._why_silent()
-        if self._has_lasted("silence", bool(why), now):
+        if self._has_been_true_long("silence", bool(why), now):
             self._log_rarely("silence", "", why, now)
         if status is None:
             return
@@ -194,36 +194,36 @@ class WaitNotices:
         if able and slow is None and not stuck:
             self._ask_at = now + (FIRST_S / 2 if now - since < 2 * FIRST_S else CHECK_SELDOM_S)
         peers = status.trouble.get("peers", "")
-        if peers and not self._of_peers:
-            self._of_peers = peers
-            self._say(peers)
+        if peers and not self._peer_trouble:
+            self._peer_trouble = peers
+            self._show_notice(peers)
         if slow is not None and slow.loading_s >= FIRST_S:
             last = f"; the last line of its log: {slow.line}" if slow.line else ""
             text = f"context {slow.recipe} is loading ({show_seconds(slow.loading_s)}){last}"
             self._log_rarely("load", f"{slow.recipe} {slow.line}", text, now)
-        if self._has_lasted("stuck", bool(stuck), now):
+        if self._has_been_true_long("stuck", bool(stuck), now):
             self._log_rarely("stuck", stuck, f"{stuck}; more: stoker status {status.session}", now)
 
-    def _has_lasted(self, what: str, is_true: bool, now: float) -> bool:
+    def _has_been_true_long(self, what: str, is_true: bool, now: float) -> bool:
         """Return True if a condition has been true for `FIRST_S`."""
         if not is_true:
-            self._since.pop(what, None)
+            self._true_since.pop(what, None)
             if what == "stuck":
-                self._said = {key: at for key, at in self._said.items() if key[0] != what}
+                self._logged_at = {key: at for key, at in self._logged_at.items() if key[0] != what}
             return False
-        return now - self._since.setdefault(what, now) >= FIRST_S
+        return now - self._true_since.setdefault(what, now) >= FIRST_S
 
     def _log_rarely(self, subject: str, reason: str, text: str, now: float) -> None:
-        """Log a line, unless this subject was logged within `FIRST_S` or this reason within `AGAIN_S`."""
+        """Log a line, unless this subject was logged within `FIRST_S` or this reason within `SAME_REASON_S`."""
         reason = _NUMBER.sub("", reason)
-        self._said = {key: at for key, at in self._said.items() if now - at < AGAIN_S}
-        recent = [at for key, at in self._said.items() if key[0] == subject and now - at < FIRST_S]
-        if not recent and (subject, reason) not in self._said:
-            self._said[subject, reason] = now
-            self._say(text)
+        self._logged_at = {key: at for key, at in self._logged_at.items() if now - at < SAME_REASON_S}
+        recent = [at for key, at in self._logged_at.items() if key[0] == subject and now - at < FIRST_S]
+        if not recent and (subject, reason) not in self._logged_at:
+            self._logged_at[subject, reason] = now
+            self._show_notice(text)
 
     def _is_stuck(self, context: ContextStatus) -> bool:
-        return context.queued > 0 and not context.hot and not context.loading and self._is_ours(context.key)
+        return context.queued > 0 and not context.hot and not context.loading and self._is_own_context(context.key)
 
     def _run(self) -> None:
         while not self._stop.wait(min(CHECK_S, FIRST_S)):
@@ -233,7 +233,7 @@ class WaitNotices:
                 logger.exception("the session's status could not be shown")
 
 
-def _say(text: str) -> None:
+def _show_notice(text: str) -> None:
     if not print_above_progress_bar(text):
         logger.warning("%s", text)
 
@@ -241,7 +241,7 @@ def _say(text: str) -> None:
 WIDTH = 30
 
 
-class NotebookLine:
+class NotebookStatusLine:
     def __init__(self) -> None:
         self._handle: Any = None
 

@@ -27,10 +27,10 @@ from stoker.contexts.loading import is_loaded
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SessionError
 from stoker.log_files import BoundedLog
-from stoker.manager.executor.detached import JOINS, RUN
+from stoker.manager.executor.detached import RUN_FOLDER_VARIABLE, SESSION_VARIABLE
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import CallFuture
-from stoker.manager.executor.mapping import interrupt_open_streams
+from stoker.manager.executor.mapping import close_open_streams
 from stoker.manager.executor.options import (
     check_integer_option,
     check_load_arguments,
@@ -38,7 +38,7 @@ from stoker.manager.executor.options import (
     parse_call_specification,
 )
 from stoker.manager.executor.outgoing import wait_for_answer
-from stoker.manager.executor.prepared import AppWants, TriedWants
+from stoker.manager.executor.prepared import AppSpecification, RetrySpecification
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.show_status import format_call_counts
 from stoker.protocol.to_client import Status, Story
@@ -102,13 +102,18 @@ def load(
                 " parsl.dfk().cleanup()"
             )
         if site is None and provider is None and session is None:
-            session = os.environ.get(JOINS) or None
+            session = os.environ.get(SESSION_VARIABLE) or None
         check_load_arguments(run_dir=run_dir, retries=retries, options=options)
         executor = StokerExecutor(
             site, label=label, provider=provider, session=session, working_dir=working_dir, drain_s=drain_s,
             progress=progress,
         )  # fmt: skip
-        defaults = {"initialize_logging": False, "usage_tracking": 0, "strategy": "simple", "retry_handler": retry_cost}
+        defaults = {
+            "initialize_logging": False,
+            "usage_tracking": 0,
+            "strategy": "simple",
+            "retry_handler": compute_retry_cost,
+        }
         given: dict[str, Any] = {**defaults, **options}
         config = create_parsl_config(executors=[executor], run_dir=os.fspath(run_dir), retries=retries, **given)
         interrupted = False
@@ -150,14 +155,14 @@ def _load_parsl(config: Config) -> DataFlowKernel:
     return parsl.load(config)
 
 
-def _after_fork() -> None:
+def _unload_in_forked_child() -> None:
     global _current
     if _current is not None:
         _current = None
         DataFlowKernelLoader.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_unload_in_forked_child)
 
 
 class Session:
@@ -172,7 +177,7 @@ class Session:
         self._pid = os.getpid()
         self._log = _start_logging_to_file(os.fspath(self.folder / "client.log"))
         atexit.register(self.stop)
-        if run := os.environ.get(RUN):  # this file leads commands to the session of a detached program
+        if run := os.environ.get(RUN_FOLDER_VARIABLE):  # commands find the session through this file
             with contextlib.suppress(OSError):
                 Path(run, "session").write_text(os.path.abspath(self.folder))
 
@@ -201,8 +206,10 @@ class Session:
             ConfigError: `subject` is not a string.
         """
         if not isinstance(subject, str):
-            raise ConfigError(f"session.explain: {subject!r:.80} is not the name of an object, such as 'c-12'")
-        story = wait_for_answer(self.executor.link.ask_story(subject), timeout_s=timeout_s)
+            raise ConfigError(
+                f"session.explain: {subject!r:.80} is not the name of an object: write for example 'c-12'"
+            )
+        story = wait_for_answer(self.executor.link.ask_for_story(subject), timeout_s=timeout_s)
         if not story.found:  # the manager forgets successful calls; the journal has them
             from stoker.manager.live.replay import complete_story_from_journal
 
@@ -232,8 +239,8 @@ class Session:
             RecipeError: The context is not a recipe.
         """
         check_integer_option("session.warm: count", count, least=1, most=MOST_AT_ONCE)
-        wants = parse_call_specification({"context": as_recipe(context), "gang": count}, takes_context=True)
-        return self.executor.submit(is_loaded, AppWants(wants))
+        requirements = parse_call_specification({"context": as_recipe(context), "gang": count}, takes_context=True)
+        return self.executor.submit(is_loaded, AppSpecification(requirements))
 
     def stop(self) -> None:
         """Cancel open calls, clear Parsl, and end the pilots unless the session was joined."""
@@ -260,7 +267,7 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            for said in interrupt_open_streams():
+            for said in close_open_streams():
                 sys.stderr.write(f"\n{said}\n")
         mode = self._kernel.config.exit_mode
         if mode == "wait" and kind is None:
@@ -270,7 +277,7 @@ class Session:
 
     def __repr__(self) -> str:
         status = None if self._over else self.executor.ask_status(0.5)
-        state = ": stopped" if self._over else "" if status is None else f": {_line(status)}"
+        state = ": stopped" if self._over else "" if status is None else f": {_format_summary(status)}"
         return f"<session {self.id} on site {self.executor.site.name}{state}>"
 
     def _repr_html_(self) -> str:
@@ -282,7 +289,7 @@ class Session:
             f"<td>{context.running} running, {context.queued} queued</td><td>{context.ended} ended</td></tr>"
             for context in status.contexts
         )
-        head = f"stoker {RELEASE} · site {self.executor.site.name} · session {self.id} · {_line(status)}"
+        head = f"stoker {RELEASE} · site {self.executor.site.name} · session {self.id} · {_format_summary(status)}"
         return f"<p>{html.escape(head)}</p><table>{rows}</table>"
 
 
@@ -298,7 +305,7 @@ def _print_message_if_slow(text: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _line(status: Status) -> str:
+def _format_summary(status: Status) -> str:
     pilots, devices = len(status.pilots), sum(len(pilot.devices) for pilot in status.pilots)
     here = f"{pilots} pilot{'s' * (pilots != 1)}, {devices} device{'s' * (devices != 1)}"
     return f"{here}; {format_call_counts(status)}"
@@ -320,19 +327,21 @@ def _start_logging_to_file(path: str) -> logging.Handler:
     return handler
 
 
-_FINAL = (
+_FINAL_ERRORS = (
     errors.CallDroppedError, errors.CallCancelledError, errors.PoisonCallError, errors.NoDeviceError,
     errors.SerializationError, errors.StreamDiffersError,
 )  # fmt: skip
 
 
-def retry_cost(error: Exception, task: dict[str, Any]) -> float:
+def compute_retry_cost(error: Exception, task: dict[str, Any]) -> float:
     """Return how many of Parsl's retries a failure costs; infinite if the manager's decision is final. Retries keep the
     deadline of the first try."""
-    if isinstance(error, _FINAL):
+    if isinstance(error, _FINAL_ERRORS):
         return math.inf
     sent, given = task["exec_fu"], task["resource_specification"]
     if isinstance(sent, CallFuture) and (due_at := sent.due_at) is not None:
-        is_apps = isinstance(given, AppWants)
-        task["resource_specification"] = given.again(due_at=due_at) if is_apps else TriedWants(given, due_at=due_at)
+        is_apps = isinstance(given, AppSpecification)
+        task["resource_specification"] = (
+            given.copy_with(due_at=due_at) if is_apps else RetrySpecification(given, due_at=due_at)
+        )
     return 1.0

@@ -22,8 +22,8 @@ from uuid import uuid4
 
 import msgspec
 
-from stoker.contexts.factory import loader_of
-from stoker.contexts.objects import manifest_of, object_of, publish
+from stoker.contexts.factory import find_local_loader
+from stoker.contexts.objects import make_object_ref, publish_objects, read_object_manifest
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.contexts.user_code import is_installed
 from stoker.errors import RecipeError
@@ -35,14 +35,14 @@ from stoker.whole_files import write_whole
 logger = logging.getLogger("stoker")
 
 
-class LargeArguments:
+class LargeArgumentFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._mine = uuid4().hex[:8]
-        self._users: Counter[str] = Counter()
+        self._program_id = uuid4().hex[:8]
+        self._call_counts: Counter[str] = Counter()
         self._lock = threading.RLock()  # reentrant: garbage collection may drop a `map` while the lock is held
 
-    def put(self, data: bytes) -> ObjectRef:
+    def store_arguments(self, data: bytes) -> ObjectRef:
         draft = self.folder / f"draft-{uuid4().hex}"
         try:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -50,11 +50,11 @@ class LargeArguments:
         except OSError:
             draft.unlink(missing_ok=True)  # free the space on a full disk
             raise
-        ref = object_of(draft)
-        place = self.folder / f"{ref.name}~{self._mine}"
+        ref = make_object_ref(draft)
+        place = self.folder / f"{ref.name}~{self._program_id}"
         with self._lock:
-            self._users[ref.name] += 1
-            if self._users[ref.name] == 1 or not place.exists():
+            self._call_counts[ref.name] += 1
+            if self._call_counts[ref.name] == 1 or not place.exists():
                 draft.replace(place)
             else:  # another call uses the existing file, so do not replace it
                 draft.unlink()
@@ -62,15 +62,15 @@ class LargeArguments:
             facts = place.stat()
             return ObjectRef(ref.name, ref.size_bytes, str(place), changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
 
-    def drop(self, ref: ObjectRef) -> None:
+    def release_file(self, ref: ObjectRef) -> None:
         with self._lock:
-            self._users[ref.name] -= 1
-            if self._users[ref.name] <= 0:
-                del self._users[ref.name]
+            self._call_counts[ref.name] -= 1
+            if self._call_counts[ref.name] <= 0:
+                del self._call_counts[ref.name]
                 Path(ref.source).unlink(missing_ok=True)
 
 
-def discard_result(end: CallEnd) -> None:
+def remove_result_file(end: CallEnd) -> None:
     payload = end.payload
     if isinstance(payload, ObjectRef) and payload.name.startswith("result-"):
         Path(payload.source).unlink(missing_ok=True)
@@ -89,39 +89,43 @@ def read_result(ref: ObjectRef) -> mmap.mmap | bytes:
 MOST_MANIFEST_BYTES = 4_000_000
 
 
-def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:
+def publish_files_and_create_manifests(recipe: Recipe, objects: Path) -> list[DefineManifest]:
     """Publish a recipe's files for pilots without a shared file system. Return the manifests of the unchanged files."""
     name, told = recipe.name, []
     try:
-        publish(objects, recipe.objects)
+        publish_objects(objects, recipe.objects)
     except OSError as error:
         logger.warning("pilots that share no files with this machine cannot get the files of %s: %s", name, error)
     for ref in recipe.objects:
         try:
-            told.append(DefineManifest(ref.name, manifest_of(ref)))
+            told.append(DefineManifest(ref.name, read_object_manifest(ref)))
         except RecipeError as error:
             logger.warning("%s of %s: %s", ref.source, name, error)
     return [each for each in told if len(each.manifest) <= MOST_MANIFEST_BYTES]
 
 
-MOST = 200
+MAX_SOURCES = 200
 
 
-class ProgramSources:
+class ProgramSourceStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._left: set[str] = set()
-        self._texts: set[str] = set()
+        self._stored_keys: set[str] = set()
+        self._stored_texts: set[str] = set()
 
-    def leave(self, key: str, function: Callable[..., Any], recipe: Recipe) -> None:
-        if recipe.loader and recipe.key not in self._left and (known := loader_of(recipe.key)) is not None:
+    def store_sources(self, key: str, function: Callable[..., Any], recipe: Recipe) -> None:
+        if (
+            recipe.loader
+            and recipe.key not in self._stored_keys
+            and (known := find_local_loader(recipe.key)) is not None
+        ):
             self._store_source(recipe.key, *known)
         self._store_source(key, function, {})
 
     def _store_source(self, key: str, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
-        if key in self._left or len(self._left) >= MOST:
+        if key in self._stored_keys or len(self._stored_keys) >= MAX_SOURCES:
             return
-        self._left.add(key)
+        self._stored_keys.add(key)
         try:
             plain = inspect.unwrap(function)
             plain = getattr(plain, "loader", plain)
@@ -134,8 +138,8 @@ class ProgramSources:
             data = text.encode(errors="replace")
             digest = blake2b(data, digest_size=16).hexdigest()
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            if digest not in self._texts:
-                self._texts.add(digest)
+            if digest not in self._stored_texts:
+                self._stored_texts.add(digest)
                 write_whole(source_text_file(self._folder, digest), data)
             file = file if os.path.isfile(file) else ""
             is_own = not is_installed(getattr(function, "__module__", None) or "__main__")

@@ -21,10 +21,10 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
-STUCK_S = 0.05
+START_THREAD_AFTER_S = 0.05
 """Seconds that work waits while no thread takes work; then another thread starts."""
 SLOW_S = 0.05
-MANY_THREADS = 64
+WARN_ABOVE_THREADS = 64
 IDLE_S = 10.0
 
 Work = Callable[[], object]
@@ -33,13 +33,13 @@ Work = Callable[[], object]
 class WorkerThreads:
     """Threads for one kind of work. `has_slow_callbacks`: True if these threads must set the results of all futures."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, work_name: str) -> None:
+        self.work_name = work_name
         self.has_slow_callbacks = False
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
-        self._open = 0
+        self._unfinished = 0
         self._taken_at = 0.0
         self._is_watched = False
         self._has_warned = False
@@ -47,40 +47,40 @@ class WorkerThreads:
 
     def add(self, work: Work) -> None:
         with self._lock:
-            if not self._open:
+            if not self._unfinished:
                 self._taken_at = time.monotonic()
-            self._open += 1
-            begin = not self._threads
-            self._threads += begin
+            self._unfinished += 1
+            is_first_thread = not self._threads
+            self._threads += is_first_thread
             self._work.put(work)  # added under the lock, because an idle thread exits if it finds no work
-            watch = self._open > self._threads and not self._is_watched
+            watch = self._unfinished > self._threads and not self._is_watched
             self._is_watched |= watch
-        if begin:
-            self._begin()
-        if watch and not self._start(self._watch):
+        if is_first_thread:
+            self._start_worker()
+        if watch and not self._start_thread(self._watch_queue):
             with self._lock:
                 self._is_watched = False  # the next `add` tries to start a watcher again
 
     def start_thread_if_behind(self, now: float) -> None:
-        if self._work.empty() or now - self._taken_at < STUCK_S:
+        if self._work.empty() or now - self._taken_at < START_THREAD_AFTER_S:
             return
         with self._lock:
             self._threads += 1
             self._taken_at = now
-            warn = self._threads >= MANY_THREADS and not self._has_warned
+            warn = self._threads >= WARN_ABOVE_THREADS and not self._has_warned
             self._has_warned |= warn
         if warn:
             text = "%d %s of this program run for a long time, and other callbacks wait; another thread starts every"
             text += " %.0f ms. A callback that does not wait for calls needs no thread of its own"
-            logger.warning(text, MANY_THREADS, self.what, STUCK_S * 1000)
-        self._begin()
+            logger.warning(text, WARN_ABOVE_THREADS, self.work_name, START_THREAD_AFTER_S * 1000)
+        self._start_worker()
 
     def wait_for_open_work(self, *, limit_s: float) -> None:
-        left = self._open
+        left = self._unfinished
         until = time.monotonic() + limit_s
-        while self._open and (now := time.monotonic()) < until:
-            if self._open < left:
-                left, until = self._open, now + limit_s
+        while self._unfinished and (now := time.monotonic()) < until:
+            if self._unfinished < left:
+                left, until = self._unfinished, now + limit_s
             self.start_thread_if_behind(now)
             time.sleep(0.005)
 
@@ -92,20 +92,20 @@ class WorkerThreads:
         for _ in range(threads):
             self._work.put(None)
 
-    def forget(self) -> None:
-        self.__init__(self.what)  # type: ignore[misc]
+    def reset_after_fork(self) -> None:
+        self.__init__(self.work_name)  # type: ignore[misc]
 
-    def _watch(self) -> None:
+    def _watch_queue(self) -> None:
         while True:
-            time.sleep(STUCK_S)
+            time.sleep(START_THREAD_AFTER_S)
             with self._lock:
                 if self._closed or self._work.empty():
                     self._is_watched = False
                     return
             self.start_thread_if_behind(time.monotonic())
 
-    def _begin(self) -> None:
-        if self._start(self._run):
+    def _start_worker(self) -> None:
+        if self._start_thread(self._run_worker):
             return
         with self._lock:
             self._threads -= 1
@@ -119,15 +119,15 @@ class WorkerThreads:
                 self._execute(work)
             del work
 
-    def _start(self, run: Callable[[], None]) -> bool:
+    def _start_thread(self, run: Callable[[], None]) -> bool:
         try:
             threading.Thread(target=run, name="stoker-settling", daemon=True).start()
         except RuntimeError as error:
-            logger.debug("no thread can be started for %s: %s", self.what, error)
+            logger.debug("no thread can be started for %s: %s", self.work_name, error)
             return False
         return True
 
-    def _run(self) -> None:
+    def _run_worker(self) -> None:
         while True:
             try:
                 work = self._work.get(timeout=IDLE_S)
@@ -149,31 +149,31 @@ class WorkerThreads:
         except BaseException:  # a callback may raise any BaseException; other work must still run
             logger.exception("a future's callback failed")
         with self._lock:
-            self._open -= 1
+            self._unfinished -= 1
 
 
 callbacks = WorkerThreads("done-callbacks")
-os.register_at_fork(after_in_child=callbacks.forget)
+os.register_at_fork(after_in_child=callbacks.reset_after_fork)
 
 
 Callback = Callable[[Future[Any]], object]
 
-_QUICK = ("parsl", "asyncio", "concurrent")
+_NONBLOCKING_PACKAGES = ("parsl", "asyncio", "concurrent")
 """Packages whose callbacks never wait."""
 
 
-def is_users_callback(callback: Callable[..., object]) -> bool:
+def is_user_callback(callback: Callable[..., object]) -> bool:
     module = getattr(getattr(callback, "func", callback), "__module__", None) or ""
-    return module.partition(".")[0] not in _QUICK
+    return module.partition(".")[0] not in _NONBLOCKING_PACKAGES
 
 
-def callbacks_of(future: Future[Any]) -> list[Callback]:
+def done_callbacks_of(future: Future[Any]) -> list[Callback]:
     return getattr(future, "_done_callbacks", [])
 
 
 def add_callback(future: Future[Any], callback: Callback, *, register: Callable[[Callback], None]) -> None:
     """Run a callback after the future has ended. A callback that may wait runs on a callback thread."""
-    if future.done() or not is_users_callback(callback):
+    if future.done() or not is_user_callback(callback):
         register(callback)
         return
     in_order = future.__dict__.setdefault("_users_callbacks", (deque(), threading.Lock()))

@@ -9,13 +9,13 @@ from typing import Any
 from parsl.executors.errors import BadStateException
 
 from stoker.errors import ConfigError
-from stoker.manager.executor.client import Link
-from stoker.manager.executor.failures import outcome
+from stoker.manager.executor.client import ClientLink
+from stoker.manager.executor.failures import result_or_raise
 from stoker.manager.executor.map_calls import MapCalls, find_kernel_and_executor
 from stoker.manager.executor.options import check_boolean_option
 from stoker.manager.executor.pieces import PieceInbox, PieceReader
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
-from stoker.protocol.ids import CallId, show_call
+from stoker.protocol.ids import CallId, format_call_id
 
 
 def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = False, **kwargs: Any) -> PieceStream:
@@ -42,25 +42,25 @@ def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = Fa
         raise ConfigError(f"stoker.stream: {function!r:.80} is not a function; write stoker.stream(function, item)")
     _, executor = find_kernel_and_executor(function, "stoker.stream", inside="loop over the function itself")
     calls = MapCalls(executor, function, streams=True)
-    end = StreamWaiter(PieceInbox(keeps_all=False, may_differ=rerun_may_differ))
+    end = StreamReceiver(PieceInbox(keeps_all=False, may_differ=rerun_may_differ))
     payload = calls.pack_call(args, kwargs)
-    submission = calls.submission_for_arguments(args, kwargs)
+    submission = calls.create_submission_for_arguments(args, kwargs)
     call = executor.link.submit(submission, payload, end, features=calls.features, inbox=end.inbox)
     return PieceStream(executor.link, end, call, name=calls.name)
 
 
-class StreamWaiter:
+class StreamReceiver:
     def __init__(self, inbox: PieceInbox) -> None:
         self.inbox = inbox
         self.failed: CallEnd | None = None
 
     def settle(self, end: CallEnd) -> bool:
         self.failed = None if end.ok else end
-        self.inbox.finish(end=end)
+        self.inbox.end_stream(end=end)
         return False
 
     def fail(self, call: CallId, error: Exception) -> None:  # noqa: ARG002
-        self.inbox.finish(error.__cause__ if isinstance(error, BadStateException) and error.__cause__ else error)
+        self.inbox.end_stream(error.__cause__ if isinstance(error, BadStateException) and error.__cause__ else error)
 
     def flush(self) -> None:
         """Do nothing, because `settle` wakes readers."""
@@ -76,12 +76,12 @@ class PieceStream(PieceReader):
         taken: Number of pieces that the program has read.
     """
 
-    def __init__(self, link: Link, end: StreamWaiter, call: CallId, *, name: str) -> None:
+    def __init__(self, link: ClientLink, end: StreamReceiver, call: CallId, *, name: str) -> None:
         session = link.session.session
         super().__init__(
             end.inbox,
-            link.acknowledge,
-            at_end=lambda: outcome(end.failed, session=session) if end.failed is not None else None,
+            link.acknowledge_pieces,
+            at_end=lambda: result_or_raise(end.failed, session=session) if end.failed is not None else None,
         )
         self._link = link
         self._name = name
@@ -90,7 +90,7 @@ class PieceStream(PieceReader):
     @property
     def call(self) -> str:
         """The call's id, for `stoker explain`."""
-        return show_call(self._id)
+        return format_call_id(self._id)
 
     def close(self) -> None:
         """Cancel the call if it has not ended. The function stops when it yields the next piece."""

@@ -1,7 +1,7 @@
 """Restrict a site's jobs to allowed nodes: Slurm's `--exclude` and `--nodelist`, HTCondor's `requirements`.
 
-If a setting is given twice, the batch system uses only the last value. Therefore this module merges the site's own
-nodes and requirements into the new setting.
+If a setting is given twice, the batch system uses only the last value. So the new setting also contains the nodes and
+requirements of the site file.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from stoker.site import Duration, Provider, ProviderKind, Site
 log = logging.getLogger("stoker.factory")
 
 PROBE_WALLTIME_S = 60.0
-_REQUIREMENTS = re.compile(r"\s*requirements\s*=\s*(.*)", re.IGNORECASE)
+_REQUIREMENTS_LINE = re.compile(r"\s*requirements\s*=\s*(.*)", re.IGNORECASE)
 
 
-def placed(site: Site, allowed: AllowedNodes) -> Site:
+def restrict_to_allowed_nodes(site: Site, allowed: AllowedNodes) -> Site:
     """Return the site with settings that restrict its jobs to the allowed nodes."""
     if allowed == ANYWHERE:
         return site
@@ -30,22 +30,22 @@ def placed(site: Site, allowed: AllowedNodes) -> Site:
     if allowed.only:
         provider = msgspec.structs.replace(provider, walltime_s=Duration(PROBE_WALLTIME_S), nodes=1)
     if provider.kind is ProviderKind.SLURM:
-        provider = _slurm(provider, allowed)
+        provider = _restrict_slurm_jobs(provider, allowed)
     elif provider.kind is ProviderKind.CONDOR:
-        provider = _condor(provider, allowed)
+        provider = _restrict_condor_jobs(provider, allowed)
     return msgspec.structs.replace(site, provider=provider)
 
 
-def _slurm(provider: Provider, allowed: AllowedNodes) -> Provider:
-    # Slurm also reads options at the start of worker_init. Move these options before Stoker's, which must come last.
+def _restrict_slurm_jobs(provider: Provider, allowed: AllowedNodes) -> Provider:
+    # Slurm also reads options at the start of worker_init. Stoker's options must come last, so move these up.
     moved, rest = site_options.split_worker_init(provider.kind.value, provider.worker_init)
     options = (*provider.options, *moved)
     if allowed.only:
-        array = ("--array=0",) if provider.pilots > 1 else ()
+        array = ("--array=0",) if provider.pilots_per_block > 1 else ()
         ours = (f"--nodelist={allowed.only}", "--time=1", "--nodes=1", *array)
     else:
         own = site_options.slurm_excluded_nodes(options)
-        names = _names(own)
+        names = _read_excluded_nodes(own)
         if names is None:
             log.warning("--exclude=%s: the file cannot be read, so nodes that failed are not excluded", own)
             return provider
@@ -53,9 +53,10 @@ def _slurm(provider: Provider, allowed: AllowedNodes) -> Provider:
     return msgspec.structs.replace(provider, options=(*options, *ours), worker_init=rest)
 
 
-def _names(value: str) -> list[str] | None:
-    """Return the node names in an `--exclude` value. If the value contains a slash, read the names from that file;
-    return None if the file is unreadable.
+def _read_excluded_nodes(value: str) -> list[str] | None:
+    """Return the node names in an `--exclude` value. A value with a slash is the path of a file with the names.
+
+    Return None if this file cannot be read.
     """
     if "/" not in value:
         return [value] if value else []
@@ -65,8 +66,8 @@ def _names(value: str) -> list[str] | None:
         return None
 
 
-def _condor(provider: Provider, allowed: AllowedNodes) -> Provider:
-    given = [(line, _REQUIREMENTS.match(line)) for line in provider.options]
+def _restrict_condor_jobs(provider: Provider, allowed: AllowedNodes) -> Provider:
+    given = [(line, _REQUIREMENTS_LINE.match(line)) for line in provider.options]
     own = next((found[1] for _, found in reversed(given) if found), provider.requirements).strip()
     clauses = [f"({own})"] if own else []
     if allowed.only:

@@ -1,7 +1,8 @@
 """The interface to a batch system: four commands, each with a time limit.
 
-Only one thread uses a `Batch`. A method waits at most `site.provider.command_limit_s` seconds per command. The job of
-block `b7` of session `k3v9` is named `stoker-k3v9-b7` (`job_name`). HTCondor jobs have session and block as attributes.
+Only one thread uses a `BatchSystem`. A method waits at most `site.provider.command_limit_s` seconds for each command.
+The job of block `b7` in session `k3v9` is named `stoker-k3v9-b7` (`job_name`). HTCondor jobs contain session and block
+as attributes.
 """
 
 from __future__ import annotations
@@ -19,47 +20,48 @@ from stoker.protocol.ids import BlockId
 JOBS_LEFT = "jobs-left"
 
 
-class BatchTrouble(StokerError):
-    """The batch system does not answer, or accepts no jobs at the moment."""
+class BatchSystemError(StokerError):
+    """The batch system does not answer, or currently accepts no jobs."""
 
 
-class Unanswered(BatchTrouble):
-    """A command got no answer. A submission may have created a job."""
+class CommandUnanswered(BatchSystemError):
+    """A command got no answer. If it was a submission, it may have created a job."""
 
 
-class UnnamedJob(Unanswered):
-    """A job was accepted, but its id is unknown."""
+class JobIdUnknown(CommandUnanswered):
+    """The batch system accepted a job, but its answer contains no job id."""
 
 
 class SubmissionRefused(StokerError):
-    """The job is rejected permanently."""
+    """The batch system rejected a job, and would reject it again."""
 
 
-class NoNodeLeft(SubmissionRefused):
-    """No node remains on which the job may run."""
+class NoNodeForJob(SubmissionRefused):
+    """The batch system has no node on which the job may run."""
 
 
 class BatchJobStatus(msgspec.Struct, frozen=True):
-    """`reason`: why the job waits, where it runs, or how it ended. `expected_in_s`: seconds until the job's expected
-    start (0: unknown). `loss`: why the job stopped running. `again`: why the job was requeued. `cause`, `advice`: cause
-    and remedy of a hold. `holds`: number of holds. `leaving`: True if the job is cancelled but has not ended. `absent`:
-    True if the job is not listed and its end is unknown. `no_node`: True if no node remains for the job.
+    """State of a batch job. `reason`: why the job waits, where it runs, or how it ended. `expected_in_s`: seconds until
+    its expected start (0: unknown). `loss`: why the job stopped running. `requeue_reason`: why the batch system
+    requeued it. `cause`, `advice`: why the batch system holds the job, and what the user can do. `holds`: how often it
+    was held. `is_being_cancelled`: True if the job was cancelled but has not ended. `is_unlisted`: True if the batch
+    system does not list the job, and nothing shows how it ended. `no_node`: True if no node remains for the job.
     """
 
     phase: BlockPhase
     reason: str = ""
     expected_in_s: float = 0.0
     loss: LossReason | None = None
-    again: str = ""
+    requeue_reason: str = ""
     cause: str = ""
     advice: str = ""
     holds: int = 0
-    leaving: bool = False
-    absent: bool = False
+    is_being_cancelled: bool = False
+    is_unlisted: bool = False
     no_node: bool = False
 
 
-class Batch(Protocol):
+class BatchSystem(Protocol):
     """Interface to a batch system. Every method may raise BatchTrouble."""
 
     def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:
@@ -72,7 +74,7 @@ class Batch(Protocol):
         """Return the states of jobs, by job id, with few commands. Omit jobs whose state is unknown."""
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Cancel jobs. Ignore unknown or ended jobs."""
+        """Cancel jobs. Jobs that are unknown or have ended are ignored."""
 
     def find(self) -> Mapping[str, BlockId]:
         """Return the blocks of the session's unfinished jobs that the batch system lists, by job id."""
@@ -86,7 +88,7 @@ class CancelsByName(Protocol):
         """Cancel every job of these blocks. Raises BatchTrouble."""
 
 
-_LOSSES = {
+_LOSS_REASONS = {
     "preempted": LossReason.PREEMPTED,
     "cancelled": LossReason.CANCELLED,
     "node failed": LossReason.NODE_LOST,
@@ -94,15 +96,15 @@ _LOSSES = {
     "out of memory": LossReason.OUT_OF_MEMORY,
     "revoked": LossReason.CANCELLED,
 }
-"""Loss reasons, by the first words of the text that says why a job ended."""
+"""By the first words of a text about the end of a job: why the job ended."""
 
 
 def loss_reason_from_text(how: str) -> LossReason | None:
-    return next((loss for words, loss in _LOSSES.items() if how.startswith(words)), None)
+    return next((loss for words, loss in _LOSS_REASONS.items() if how.startswith(words)), None)
 
 
 def job_name(session: str, block: str) -> str:
-    """Return a job's name, with dashes for characters that some batch systems reject."""
+    """Return the name of a block's job. Characters that some batch systems reject are replaced by dashes."""
     return f"{job_prefix(session)}{block}"
 
 
@@ -110,7 +112,7 @@ def job_prefix(session: str) -> str:
     return f"stoker-{re.sub(r'[^A-Za-z0-9_]', '-', session)}-"
 
 
-def block_of(name: str, *, session: str) -> BlockId | None:
+def block_of_job_name(name: str, *, session: str) -> BlockId | None:
     prefix = job_prefix(session)
     block = name.removeprefix(prefix)
     return BlockId(block) if name.startswith(prefix) and re.fullmatch(r"[A-Za-z0-9]+", block) else None

@@ -1,9 +1,9 @@
-"""Readers of HTCondor's job ads: pure functions over `condor_q -json` and `condor_history -json`.
+"""Read HTCondor's job ads: pure functions over the output of `condor_q -json` and `condor_history -json`.
 
-If HTCondor evicts a job (RUNNING becomes IDLE), its block ends and the job is removed, because HTCondor matches a new
-job sooner. A held job counts as PENDING and is removed after `HELD_S` seconds. `NumHolds` also counts holds that begin
-and end between two queries. A removed job stays in the queue until its machine answers. A killed shadow never writes
-`NumJobStarts`.
+If HTCondor evicts a job (its state changes from RUNNING to IDLE), the factory removes the job and its block ends,
+because a new job starts sooner. A held job counts as PENDING, and is removed after `MAX_HELD_S` seconds. `NumHolds`
+also counts holds that begin and end between two queries. A removed job stays in the queue until its machine answers. If
+a job's shadow process is killed, `NumJobStarts` is not updated.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble
+from stoker.manager.factory.batch import BatchJobStatus, BatchSystemError
 from stoker.manager.factory.condor_description import BLOCK, BY_OWNER, SOURCE, SPOOLING, WALLTIME
 from stoker.protocol.blocks import BlockPhase, LossReason
 from stoker.units import show_bytes, show_line, show_seconds
 
-Ad = Mapping[str, Any]
+JobAd = Mapping[str, Any]
 
 ATTRIBUTES = (
     "ClusterId", "ProcId", "JobStatus", "LastJobStatus", "EnteredCurrentStatus", "ServerTime", "RemoteHost",
@@ -32,32 +32,32 @@ ATTRIBUTES = (
     "RemoveReason", "ExitCode", "ExitBySignal", "ExitSignal", BLOCK, SOURCE, WALLTIME,
 )  # fmt: skip
 
-HELD_S = 120.0
-_SLOTS = (
+MAX_HELD_S = 120.0
+_SLOT_COUNT_PHRASES = (
     r"are rejected by your job's requirements",
     r"reject your job because of their own",
     r"would match if drained",
 )
-_DIVIDED = re.compile(r"\b(Cpus|Memory|Disk|GPUs|AvailableGPUs)\b", re.IGNORECASE)
+_DIVISIBLE_RESOURCE = re.compile(r"\b(Cpus|Memory|Disk|GPUs|AvailableGPUs)\b", re.IGNORECASE)
 _STUCK_S = 120.0
-_PREEMPTED = frozenset({1011, 1015, 1018, 1019, 1030})
-"""VacateReasonCode of preempted jobs: the machine's PREEMPT, condor_now, a better rank or user priority."""
-_NODE_LOST = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
-_NOT_STARTED = frozenset({1003, 1006, *range(1026, 1037)})
-"""Codes of jobs that a slot did not start. A killed shadow also leaves one of these codes."""
+_PREEMPTED_CODES = frozenset({1011, 1015, 1018, 1019, 1030})
+"""`VacateReasonCode` of jobs that were preempted: by the machine, by condor_now, or by a job with higher priority."""
+_NODE_LOST_CODES = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
+_NOT_STARTED_CODES = frozenset({1003, 1006, *range(1026, 1037)})
+"""`VacateReasonCode` of jobs that a slot did not start. After its shadow was killed, a job also has such a code."""
 _OUT_OF_MEMORY = (34, 102)
 _OUT_OF_DISK = (34, 104)
-"""Code and subcode if HTCondor held or evicted a job that used more disk than its slot has."""
-_BY_POLICY = frozenset({3, 21, 26, 34})
-"""Hold codes for holds by a policy. The text of the reason may then name memory or disk."""
+"""Code and subcode of a job that used more disk than its slot has, and was held or evicted."""
+_POLICY_HOLDS = frozenset({3, 21, 26, 34})
+"""Codes of holds by a policy of the pool. The text of the reason may then name memory or disk."""
 _MEMORY = "memory"
-_NUMBER = re.compile(r"(?<![\w)\]}])\[\d+\]")
-"""The number of a condition, as in `[3]`. A list index does not match: `split(TARGET.CondorVersion)[1]`."""
+_CONDITION_NUMBER = re.compile(r"(?<![\w)\]}])\[\d+\]")
+"""Number of a condition, as in `[3]`. An index does not match, as in `split(TARGET.CondorVersion)[1]`."""
 
 
 class JobStatus(enum.IntEnum):
-    """HTCondor's states. REMOVED: the job is being removed; in the history: it was removed. SENDING: transferring
-    output.
+    """States of an HTCondor job. REMOVED: the job is being removed or, in the history, was removed. SENDING: the job
+    transfers its output.
     """
 
     IDLE = 1
@@ -69,76 +69,85 @@ class JobStatus(enum.IntEnum):
     SUSPENDED = 7
 
 
-class Verdict(NamedTuple):
-    """A job's status. `remove`: True to remove the job. `force`: True to remove it without waiting for its machine."""
+class JobVerdict(NamedTuple):
+    """Status of a job. `remove`: True to remove the job. `force`: True to remove it without waiting for its machine."""
 
     status: BatchJobStatus
     remove: bool = False
     force: bool = False
 
 
-def parse_job_ads(text: str, *, command: str) -> list[Ad]:
+def parse_job_ads(text: str, *, command: str) -> list[JobAd]:
     """Raises BatchTrouble."""
     if not text.strip():
         return []
     try:
         ads = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BatchTrouble(f"{command} printed something that is not JSON ({error}): {text.strip()[:200]}") from None
+        raise BatchSystemError(
+            f"{command} printed something that is not JSON ({error}): {text.strip()[:200]}"
+        ) from None
     if not isinstance(ads, list) or not all(isinstance(ad, dict) and "ClusterId" in ad for ad in ads):
-        raise BatchTrouble(f"{command} printed something that is not a list of job ads: {text.strip()[:200]}")
+        raise BatchSystemError(f"{command} printed something that is not a list of job ads: {text.strip()[:200]}")
     return ads
 
 
-def job_id_of_ad(ad: Ad) -> str:
+def job_id_of_ad(ad: JobAd) -> str:
     return f"{ad['ClusterId']}.{ad.get('ProcId', 0)}"
 
 
-def judge(ad: Ad, *, ran: bool = False, held_s: float = HELD_S, memory_bytes: int = 0) -> Verdict:
-    """Return a job's status and whether to remove it. `ran`: True if an earlier query saw the job run. `memory_bytes`:
-    memory in the site file, because HTCondor rounds its own value.
+def judge_job(ad: JobAd, *, has_run: bool = False, held_s: float = MAX_HELD_S, memory_bytes: int = 0) -> JobVerdict:
+    """Return a job's status and whether to remove it. `has_run`: True if an earlier query saw the job run.
+
+    `memory_bytes`: memory in the site file, because HTCondor rounds its own value.
     """
-    verdict = _judge(ad, ran=ran, held_s=held_s)
+    verdict = _judge_without_hold_details(ad, has_run=has_run, held_s=held_s)
     prefix = "" if ad.get("JobStatus") == JobStatus.HELD else "Last"
     return verdict._replace(status=_add_hold_to_status(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes))
 
 
-def _add_hold_to_status(status: BatchJobStatus, ad: Ad, *, prefix: str, memory_bytes: int) -> BatchJobStatus:
+def _add_hold_to_status(status: BatchJobStatus, ad: JobAd, *, prefix: str, memory_bytes: int) -> BatchJobStatus:
     cause = _cause_of_hold(ad, prefix=prefix)
     if not cause:
         return status
-    advice = _advice(ad, cause, memory_bytes=memory_bytes)
+    advice = _describe_hold_remedy(ad, cause, memory_bytes=memory_bytes)
     return msgspec.structs.replace(status, cause=cause, advice=advice, holds=int(ad.get("NumHolds") or 1))
 
 
-def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
-    since_s = waits_s(ad)
+def _judge_without_hold_details(ad: JobAd, *, has_run: bool, held_s: float) -> JobVerdict:
+    since_s = seconds_in_current_status(ad)
     match ad.get("JobStatus"):
-        case JobStatus.IDLE if was_evicted(ad, ran=ran):
+        case JobStatus.IDLE if was_evicted(ad, has_run=has_run):
             status = BatchJobStatus(BlockPhase.ENDED, _describe_eviction(ad), loss=loss_reason_of_eviction(ad))
-            return Verdict(status, remove=True)
+            return JobVerdict(status, remove=True)
         case JobStatus.IDLE:
-            return Verdict(BatchJobStatus(BlockPhase.PENDING, ": ".join(filter(None, ["idle", _rejection_reason(ad)]))))
+            return JobVerdict(
+                BatchJobStatus(BlockPhase.PENDING, ": ".join(filter(None, ["idle", _rejection_reason(ad)])))
+            )
         case JobStatus.HELD:
-            return _held(ad, since_s=since_s, held_s=held_s)
+            return _judge_held_job(ad, since_s=since_s, held_s=held_s)
         case JobStatus.REMOVED:
             stuck = since_s > _STUCK_S
             where = f"; {ad['RemoteHost']} does not answer" if stuck and ad.get("RemoteHost") else ""
             phase = BlockPhase.ENDED if stuck else BlockPhase.RUNNING
-            return Verdict(BatchJobStatus(phase, f"is being removed{where}", leaving=True), remove=stuck, force=stuck)
+            return JobVerdict(
+                BatchJobStatus(phase, f"is being removed{where}", is_being_cancelled=True), remove=stuck, force=stuck
+            )
         case JobStatus.COMPLETED:
-            return Verdict(ended(ad))
+            return JobVerdict(build_end_status(ad))
         case JobStatus.SENDING:
-            return Verdict(BatchJobStatus(BlockPhase.RUNNING, "sends its output back"))
+            return JobVerdict(BatchJobStatus(BlockPhase.RUNNING, "sends its output back"))
         case JobStatus.SUSPENDED:
-            return Verdict(BatchJobStatus(BlockPhase.RUNNING, "suspended"))
+            return JobVerdict(BatchJobStatus(BlockPhase.RUNNING, "suspended"))
         case _:
-            return Verdict(BatchJobStatus(BlockPhase.RUNNING, f"on {ad['RemoteHost']}" if ad.get("RemoteHost") else ""))
+            return JobVerdict(
+                BatchJobStatus(BlockPhase.RUNNING, f"on {ad['RemoteHost']}" if ad.get("RemoteHost") else "")
+            )
 
 
-def ended(ad: Ad, *, memory_bytes: int = 0) -> BatchJobStatus:
+def build_end_status(ad: JobAd, *, memory_bytes: int = 0) -> BatchJobStatus:
     """Return the status of an ended job. Some pools remove held jobs automatically."""
-    how, loss = _end_reason(ad), None
+    how, loss = _describe_end(ad), None
     if ad.get("JobStatus") == JobStatus.REMOVED:
         if how.startswith("out of walltime"):
             loss = LossReason.WALLTIME
@@ -151,50 +160,50 @@ def ended(ad: Ad, *, memory_bytes: int = 0) -> BatchJobStatus:
     return BatchJobStatus(BlockPhase.ENDED, how, loss=loss)
 
 
-def waits_s(ad: Ad) -> float:
+def seconds_in_current_status(ad: JobAd) -> float:
     now_s = float(ad.get("ServerTime") or 0)
     return now_s - float(ad.get("EnteredCurrentStatus") or now_s) if now_s else 0.0
 
 
-def was_evicted(ad: Ad, *, ran: bool) -> bool:
-    """True if an idle job has run and was not held afterwards. VacateReasonCode alone is no proof: a slot that rejects
-    the job also leaves one.
+def was_evicted(ad: JobAd, *, has_run: bool) -> bool:
+    """True if an idle job has run and was not held afterwards. `VacateReasonCode` does not prove this: a job that a
+    slot rejected also has one.
     """
     if ad.get("LastJobStatus") != JobStatus.RUNNING:
         return False
     code = ad.get("VacateReasonCode")
-    return bool(ad.get("NumJobStarts")) or (code is not None and (ran or code not in _NOT_STARTED))
+    return bool(ad.get("NumJobStarts")) or (code is not None and (has_run or code not in _NOT_STARTED_CODES))
 
 
-def loss_reason_of_eviction(ad: Ad) -> LossReason:
-    """Return why HTCondor evicted a job: VACATED before HTCondor 24, which has no vacate codes."""
+def loss_reason_of_eviction(ad: JobAd) -> LossReason:
+    """Return why HTCondor evicted a job. HTCondor before 24 gives no code, so the reason is then VACATED."""
     code = ad.get("VacateReasonCode")
-    if code in _PREEMPTED:
+    if code in _PREEMPTED_CODES:
         return LossReason.PREEMPTED
-    if code in _NODE_LOST:
+    if code in _NODE_LOST_CODES:
         return LossReason.NODE_LOST
     out_of_memory = (code, ad.get("VacateReasonSubCode")) == _OUT_OF_MEMORY
     return LossReason.OUT_OF_MEMORY if out_of_memory else LossReason.VACATED
 
 
-def loss_reason_of_hold(ad: Ad, *, prefix: str = "") -> LossReason:
+def loss_reason_of_hold(ad: JobAd, *, prefix: str = "") -> LossReason:
     return LossReason.OUT_OF_MEMORY if _cause_of_hold(ad, prefix=prefix) == _MEMORY else LossReason.HELD
 
 
-def _cause_of_hold(ad: Ad, *, prefix: str) -> str:
-    """Return the cause of a hold; empty if a person or a file transfer caused the hold."""
+def _cause_of_hold(ad: JobAd, *, prefix: str) -> str:
+    """Return why HTCondor holds a job; empty if a person holds it, or it waits for a file transfer."""
     code, sub = ad.get(f"{prefix}HoldReasonCode"), ad.get(f"{prefix}HoldReasonSubCode")
     if code in (BY_OWNER, SPOOLING, None):
         return ""
     words = str(ad.get(f"{prefix}HoldReason", "")).lower()
-    if (code, sub) == _OUT_OF_MEMORY or (code in _BY_POLICY and "memory" in words):
+    if (code, sub) == _OUT_OF_MEMORY or (code in _POLICY_HOLDS and "memory" in words):
         return _MEMORY
-    if (code, sub) == _OUT_OF_DISK or (code in _BY_POLICY and "disk" in words):
+    if (code, sub) == _OUT_OF_DISK or (code in _POLICY_HOLDS and "disk" in words):
         return "disk"
     return f"hold code {code}"
 
 
-def _advice(ad: Ad, cause: str, *, memory_bytes: int) -> str:
+def _describe_hold_remedy(ad: JobAd, cause: str, *, memory_bytes: int) -> str:
     if cause == _MEMORY:
         asked = memory_bytes or int(ad.get("RequestMemory") or 0) * 2**20
         used = int(ad.get("ResidentSetSize_RAW") or 0) * 1024
@@ -211,25 +220,28 @@ def _advice(ad: Ad, cause: str, *, memory_bytes: int) -> str:
     return "fix the cause that HTCondor names, in the site file or on its machines"
 
 
-def has_failed(ad: Ad) -> bool:
+def has_failed(ad: JobAd) -> bool:
     return ad.get("JobStatus") == JobStatus.COMPLETED and bool(ad.get("ExitBySignal") or ad.get("ExitCode"))
 
 
-def has_no_matching_slot(ad: Ad) -> bool:
+def has_no_matching_slot(ad: JobAd) -> bool:
     return ad.get("JobStatus") == JobStatus.IDLE and "no match" in _rejection_reason(ad)
 
 
-def is_unseen_by_negotiator(ad: Ad, *, for_s: float) -> bool:
-    """True if no negotiator has considered the job, or an equal job, for `for_s` seconds."""
-    return ad.get("JobStatus") == JobStatus.IDLE and waits_s(ad) >= for_s and not _rejection_reason(ad)
+def is_unseen_by_negotiator(ad: JobAd, *, for_s: float) -> bool:
+    """True if HTCondor has not tried to match the job, or an equal job, for `for_s` seconds."""
+    return (
+        ad.get("JobStatus") == JobStatus.IDLE and seconds_in_current_status(ad) >= for_s and not _rejection_reason(ad)
+    )
 
 
 def summarize_match_analysis(text: str) -> str:
-    """Summarize how many slots a job's conditions exclude, and which conditions no slot meets; "" if slots match.
+    """Return how many slots a job's requirements exclude, and which conditions no slot meets; empty if slots match.
+
     HTCondor before 24.4 considers only the free part of a partitionable slot.
     """
     total = re.search(r"Of (\d+) (?:slots|machines)", text)
-    out, own, later = (_slots(what, text) for what in _SLOTS)
+    out, own, later = (_find_slot_count(what, text) for what in _SLOT_COUNT_PHRASES)
     if total is None or out is None:
         return ""
     said = [f"{out} are ruled out by the job's requirements"] if out else []
@@ -237,7 +249,7 @@ def summarize_match_analysis(text: str) -> str:
     rows = dict(re.findall(rf"^\s*(\[\d+\])\s+0\s+{drained}(\S.*?)\s*$", text, re.MULTILINE))
     nowhere = [_expand_condition(row, text) for row in _unmet_conditions(rows)]
     if nowhere and out == int(total[1]):
-        is_divided = "slots on" not in text[total.start() :] and any(map(_DIVIDED.search, nowhere))
+        is_divided = "slots on" not in text[total.start() :] and any(map(_DIVISIBLE_RESOURCE.search, nowhere))
         now = " with the resources free now" if is_divided else ""
         said = [f"{said[0]}: none meets {', '.join(nowhere)}{now}"]
     said += [f"{own} refuse the job by their own requirements"] if own else []
@@ -250,10 +262,10 @@ def is_every_slot_excluded(analysis: str) -> bool:
 
 
 def _unmet_conditions(rows: Mapping[str, str]) -> list[str]:
-    """Return the conditions that are not met. Omit the parts of an `||` condition. Omit other conditions that contain
-    an unmet condition.
+    """Return the conditions that no slot meets, without the parts of an `||` condition, and without other conditions
+    that contain a returned condition.
     """
-    parts = {number: set(_NUMBER.findall(row)) for number, row in rows.items()}
+    parts = {number: set(_CONDITION_NUMBER.findall(row)) for number, row in rows.items()}
     choices = {part for number, row in rows.items() if "||" in row for part in parts[number]}
     return [
         row for number, row in rows.items() if number not in choices and ("||" in row or not parts[number] & set(rows))
@@ -264,18 +276,18 @@ def _expand_condition(condition: str, text: str) -> str:
     parts: dict[str, str] = dict(re.findall(r"^\s+(\[\d+\])\s+: (\S.*?)\s*$", text, re.MULTILINE))
     parts |= dict(re.findall(r"^\s*(\[\d+\])\s+\d+\s+(?:\d+\s+)?(\S.*?)\s*$", text, re.MULTILINE))
 
-    def part(number: re.Match[str]) -> str:
-        found = parts.pop(number[0], "")  # conditions are not recursive, so use each once
+    def replace_number(number: re.Match[str]) -> str:
+        found = parts.pop(number[0], "")  # each condition is replaced only once, because conditions are not recursive
         return f"({found})" if re.search(r"&&|\|\||\?", found) else found or number[0]
 
     while parts:
-        before, condition = condition, _NUMBER.sub(part, condition)
+        before, condition = condition, _CONDITION_NUMBER.sub(replace_number, condition)
         if condition == before:
             break
     return condition
 
 
-def _end_reason(ad: Ad) -> str:
+def _describe_end(ad: JobAd) -> str:
     if ad.get("JobStatus") == JobStatus.REMOVED:
         why = str(ad.get("RemoveReason", "")).strip()
         if "PeriodicRemove" in why and ad.get("LastJobStatus") == JobStatus.RUNNING:
@@ -285,11 +297,11 @@ def _end_reason(ad: Ad) -> str:
             return f"held by HTCondor: {show_line(str(held))}"
         return f"removed {why}".strip()
     if ad.get("ExitBySignal"):
-        return f"killed by {_signal(ad.get('ExitSignal', 0))}"
+        return f"killed by {_show_signal(ad.get('ExitSignal', 0))}"
     return f"exit code {ad['ExitCode']}" if "ExitCode" in ad else "ended"
 
 
-def _describe_eviction(ad: Ad) -> str:
+def _describe_eviction(ad: JobAd) -> str:
     slot, loss = str(ad.get("LastRemoteHost") or ""), loss_reason_of_eviction(ad)
     if loss is LossReason.NODE_LOST:
         what = ": ".join(["node failed", *filter(None, [slot.partition("@")[2]])])
@@ -299,8 +311,8 @@ def _describe_eviction(ad: Ad) -> str:
     return ": ".join([what, *filter(None, [show_line(str(ad.get("VacateReason", "")))])])
 
 
-def _rejection_reason(ad: Ad) -> str:
-    """Return why the negotiator has found no slot since the job became idle."""
+def _rejection_reason(ad: JobAd) -> str:
+    """Return why HTCondor has found no slot since the job became idle; empty if it has not tried."""
     waits_since = float(ad.get("EnteredCurrentStatus") or 0)
     if float(ad.get("LastRejMatchTime") or waits_since) < waits_since:
         return ""
@@ -308,20 +320,22 @@ def _rejection_reason(ad: Ad) -> str:
     return reason.partition(" |")[0]  # numbered diagnoses follow the vertical bar
 
 
-def _held(ad: Ad, *, since_s: float, held_s: float) -> Verdict:
+def _judge_held_job(ad: JobAd, *, since_s: float, held_s: float) -> JobVerdict:
     reason = f"held: {show_line(str(ad.get('HoldReason', 'HTCondor does not say why')))}"
     has_run = ad.get("NumJobStarts") or ad.get("LastJobStatus") == JobStatus.RUNNING
     stays = ad.get("HoldReasonCode") in (BY_OWNER, SPOOLING) or since_s < held_s
     phase = BlockPhase.PENDING if stays else BlockPhase.ENDED
-    return Verdict(BatchJobStatus(phase, reason, loss=loss_reason_of_hold(ad) if has_run else None), remove=not stays)
+    return JobVerdict(
+        BatchJobStatus(phase, reason, loss=loss_reason_of_hold(ad) if has_run else None), remove=not stays
+    )
 
 
-def _slots(what: str, text: str) -> int | None:
+def _find_slot_count(what: str, text: str) -> int | None:
     found = re.search(rf"^\s*(\d+)(?: slots)? {what}", text, re.MULTILINE)
     return int(found[1]) if found else None
 
 
-def _signal(number: int) -> str:
+def _show_signal(number: int) -> str:
     try:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:

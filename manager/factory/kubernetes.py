@@ -15,14 +15,20 @@ from parsl.errors import OptionalModuleMissing
 from parsl.jobs.states import JobState, JobStatus
 from parsl.providers import KubernetesProvider
 
-from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, block_of, job_name
+from stoker.manager.factory.batch import (
+    BatchJobStatus,
+    BatchSystemError,
+    SubmissionRefused,
+    block_of_job_name,
+    job_name,
+)
 from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase
 from stoker.protocol.ids import BlockId
 from stoker.site import Provider, Site
 
 _GPU_LABEL = "nvidia.com/gpu.product"
-"""The node label in which NVIDIA's feature discovery writes the GPU type."""
-_PHASES = {"Pending": BlockPhase.PENDING, "Running": BlockPhase.RUNNING}
+"""Node label that contains the GPU type, set by NVIDIA's GPU feature discovery."""
+_PHASES_OF_PODS = {"Pending": BlockPhase.PENDING, "Running": BlockPhase.RUNNING}
 
 
 class KubernetesBatch:
@@ -41,7 +47,8 @@ class KubernetesBatch:
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         pods = self._list_pods_by_name()
         statuses = {
-            job: _status_of(pods[job]) if job in pods else BatchJobStatus(BlockPhase.ENDED, "deleted") for job in jobs
+            job: _build_pod_status(pods[job]) if job in pods else BatchJobStatus(BlockPhase.ENDED, "deleted")
+            for job in jobs
         }
         self.cancel([job for job, status in statuses.items() if job in pods and status.phase is BlockPhase.ENDED])
         return statuses
@@ -55,7 +62,9 @@ class KubernetesBatch:
 
     def find(self) -> Mapping[str, BlockId]:
         pods = self._list_pods_by_name()
-        return {name: block for name in pods if (block := block_of(name.rpartition(".")[0], session=self._session))}
+        return {
+            name: block for name in pods if (block := block_of_job_name(name.rpartition(".")[0], session=self._session))
+        }
 
     def _list_pods_by_name(self) -> dict[str, Any]:
         listed = self._call_api(self._provider.kube_client.list_namespaced_pod, namespace=self._provider.namespace)
@@ -69,7 +78,7 @@ class KubernetesBatch:
             words = f"Kubernetes: {getattr(error, 'reason', '') or error}"
             if status and 400 <= status < 500 and status not in (408, 429):
                 raise SubmissionRefused(words) from error
-            raise BatchTrouble(words) from error
+            raise BatchSystemError(words) from error
 
 
 class KubernetesClient:
@@ -108,12 +117,12 @@ def _make_kubernetes_provider(given: Provider) -> Any:
         raise SubmissionRefused(f"Kubernetes: {error}") from error
 
 
-def _status_of(pod: Any) -> BatchJobStatus:
+def _build_pod_status(pod: Any) -> BatchJobStatus:
     conditions = [one.message for one in pod.status.conditions or () if one.status == "False" and one.message]
     containers = pod.status.container_statuses or ()
     ends = [each.state.terminated or each.last_state.terminated for each in containers]
     codes = [end.exit_code for end in ends if end is not None]
-    phase = BlockPhase.ENDED if codes else _PHASES.get(pod.status.phase, BlockPhase.ENDED)
+    phase = BlockPhase.ENDED if codes else _PHASES_OF_PODS.get(pod.status.phase, BlockPhase.ENDED)
     if phase is BlockPhase.PENDING:
         waits = [each.state.waiting.reason for each in containers if each.state.waiting is not None]
         return BatchJobStatus(phase, "; ".join(filter(None, [*waits, *conditions])))

@@ -1,6 +1,6 @@
-"""This machine as a batch system, for a session that also uses batch systems. A job is a process.
+"""Run pilots as processes of this machine, so that a session can use it in addition to batch systems.
 
-A later factory finds a pilot by the session and block in the pilot's command line.
+If the factory restarts, the new factory finds a pilot by the session and block in the pilot's command line.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 import psutil
 
 from stoker.manager.factory.batch import BatchJobStatus, job_name
-from stoker.manager.factory.commands import last_lines
+from stoker.manager.factory.commands import last_output_lines
 from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
 from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase
 from stoker.protocol.ids import BlockId
 
 
 def shell_command_for_pilot(worker_init: str, command: str) -> str:
-    """Return a shell command in which the pilot replaces the shell."""
+    """Return shell code that runs `worker_init`, and then replaces the shell by the pilot."""
     return f"{worker_init}\nexec {command}" if worker_init else f"exec {command}"
 
 
@@ -41,9 +41,8 @@ class LocalBatch:
 
     def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:  # noqa: ARG002  # no choice of nodes
         name = job_name(self._session, block)
-        # With these arguments, a later factory finds the shell before it becomes the pilot. `set --` hides the
-        # arguments from scripts that `worker_init` sources: conda's `activate` would read them as the name of an
-        # environment.
+        # With these arguments, a restarted factory finds the shell before the pilot has replaced it. `set --` hides the
+        # arguments from scripts that `worker_init` sources: conda's `activate` would use them as an environment name.
         called = [name, PILOT, "--session", str(self._folder.parent), "--block", block]
         text = f"set --\n{shell_command_for_pilot(self._worker_init, self._command(block))}"
         with (self._folder / f"{name}.out").open("ab") as out, (self._folder / f"{name}.err").open("ab") as err:
@@ -60,7 +59,9 @@ class LocalBatch:
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         running = self.find()
-        return {job: BatchJobStatus(BlockPhase.RUNNING) if job in running else self._end_of(job) for job in jobs}
+        return {
+            job: BatchJobStatus(BlockPhase.RUNNING) if job in running else self._build_end_status(job) for job in jobs
+        }
 
     def cancel(self, jobs: Sequence[str]) -> None:
         running = self.find()
@@ -70,11 +71,11 @@ class LocalBatch:
                     os.kill(int(job), signal.SIGTERM)
 
     def find(self) -> Mapping[str, BlockId]:
-        # The command line of a new child is not final, so children are found by process object.
+        # The command line of a new process may still change, so find the children by their process objects.
         children = [job for job, process in self._started.items() if process.poll() is None]
-        return {**self._pilots(), **{job: self._blocks[job] for job in children}}
+        return {**self._find_pilot_processes(), **{job: self._blocks[job] for job in children}}
 
-    def _pilots(self) -> dict[str, BlockId]:
+    def _find_pilot_processes(self) -> dict[str, BlockId]:
         session, parents, found = str(self._folder.parent), dict[int, int](), dict[int, BlockId]()
         for process in psutil.process_iter():
             with suppress(psutil.Error, ValueError, IndexError):
@@ -84,10 +85,10 @@ class LocalBatch:
                 if (PILOT in words or TASKVINE_PILOT in words) and words[words.index("--session") + 1] == session:
                     parents[process.pid] = process.ppid()
                     found[process.pid] = BlockId(words[words.index("--block") + 1])
-        # A child of the shell has the shell's command line until it starts its program.
+        # A child of the shell has the command line of the shell until it starts its program, but is not a pilot.
         return {str(pid): block for pid, block in found.items() if parents[pid] not in found}
 
-    def _end_of(self, job: str) -> BatchJobStatus:
+    def _build_end_status(self, job: str) -> BatchJobStatus:
         process, block = self._started.pop(job, None), self._blocks.pop(job, None)
         code = process.returncode if process is not None else None
         if code == 0:
@@ -96,5 +97,5 @@ class LocalBatch:
             how = "its process is gone"
         else:
             how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
-        said = last_lines(self._folder, job_name(self._session, block)) if block is not None else []
+        said = last_output_lines(self._folder, job_name(self._session, block)) if block is not None else []
         return BatchJobStatus(BlockPhase.ENDED, f"{how}: {'; '.join(said)}" if said else how)

@@ -1,4 +1,4 @@
-"""The command that starts a pilot, and the key pair of its block. The command contains no secret.
+"""Build the command that starts a pilot, and the key pair of its block. The command contains no secret.
 
 A block's key pair exists from before its job is submitted until the block ends. A node receives only the key of its own
 block. The manager accepts this key only for pilots of that block (`manager.live.admission`).
@@ -54,36 +54,36 @@ def revoke_block_key(folder: SessionFolder, block: str) -> None:
         folder.block_key_file(block).unlink(missing_ok=True)
 
 
-def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path: str = "") -> str:
+def build_pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path: str = "") -> str:
     options = ["--block", block]
     if not site.is_local:
-        options += ["--source", site.name, "--walltime-s", str(walltime_s(site))]
+        options += ["--source", site.name, "--walltime-s", str(rounded_walltime_s(site))]
         if site.provider.gpu_count:
             options += ["--asked-gpus", str(site.provider.gpu_count)]
-    options += pilot_options(site.pilot)
+    options += build_pilot_options(site.pilot)
     if site.environment.kind is EnvironmentKind.PACKED:
-        from stoker.manager.environment.carrying import starter_command  # slow import
+        from stoker.manager.environment.carrying import pilot_starter_command  # slow import
 
-        return shlex.join(starter_command(folder, site, options))
+        return shlex.join(pilot_starter_command(folder, site, options))
     words = ["env", f"PYTHONPATH={python_path}"] if python_path else []
     if site.engine is Engine.TASKVINE:
         words += [sys.executable, "-P", "-m", TASKVINE_PILOT, "--session", str(folder.path), "--site", site.name]
         # The session may move to another host, so workers need the name of its current host.
         if site.provider.kind is not ProviderKind.LOCAL:
-            words += ["--host", interfaces.resolve(site.session.interface or interfaces.AUTO)]
+            words += ["--host", interfaces.resolve_interface(site.session.interface or interfaces.AUTO)]
         return shlex.join([*words, "--block", block])
     words += [site.environment.python or sys.executable, "-P", "-m", PILOT]
     return shlex.join([*words, "--session", str(folder.path), *options])
 
 
-def walltime_s(site: Site) -> int:
+def rounded_walltime_s(site: Site) -> int:
     """Return the walltime in seconds, rounded up to minutes, the unit of batch systems."""
     return math.ceil(site.provider.walltime_s / 60) * 60
 
 
-def pilot_options(pilot: Pilot) -> list[str]:
+def build_pilot_options(pilot: Pilot) -> list[str]:
     options = ["--devices", pilot.devices, "--cache-size", f"{int(pilot.cache_bytes)} B"]
-    if pilot.mixed:
+    if pilot.offers_gpus_and_cpus:
         options += ["--gpu-cores", str(pilot.gpu_cores)]
     if pilot.cache_age_s != Pilot().cache_age_s:
         options += ["--cache-age", f"{pilot.cache_age_s:g}"]
@@ -94,7 +94,7 @@ def pilot_options(pilot: Pilot) -> list[str]:
     return [*options, "--scratch", os.path.expanduser(pilot.scratch)] if pilot.scratch else options
 
 
-def python_path() -> str:
+def build_python_path() -> str:
     """Return the import folders of this program that are outside its environment."""
     inside = [os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths = []

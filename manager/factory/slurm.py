@@ -1,8 +1,8 @@
 """The factory's interface to Slurm.
 
-One `squeue`, whose output may be cached, lists all jobs of this user. For a missing job, or a cancelled job that is
-still listed, this module runs `scontrol`, then `sacct`. If neither lists the job, the job is absent. The job's output
-may show how the job ended ("CANCELLED AT ... DUE TO PREEMPTION").
+One `squeue` command, whose output may be cached, lists all jobs of this user. For a job that it does not list, or a
+cancelled job that it still lists, this module runs `scontrol`, and then `sacct`. If neither lists the job, only its
+output may show how it ended ("CANCELLED AT ... DUE TO PREEMPTION").
 """
 
 from __future__ import annotations
@@ -16,51 +16,57 @@ from pathlib import Path
 import msgspec
 
 from stoker.manager.factory import slurm_output
-from stoker.manager.factory.batch import BatchJobStatus, block_of, job_name
-from stoker.manager.factory.commands import in_chunks, last_lines
-from stoker.manager.factory.pacing import Listing, Pacer
+from stoker.manager.factory.batch import BatchJobStatus, block_of_job_name, job_name
+from stoker.manager.factory.commands import last_output_lines, split_into_chunks
+from stoker.manager.factory.pacing import RequestPacer, SharedListing
 from stoker.manager.factory.slurm_output import AccountedJob
-from stoker.manager.factory.submitting import Submitter
+from stoker.manager.factory.submitting import JobSubmitter
 from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, LossReason
 from stoker.protocol.ids import BlockId
 from stoker.site import Site
 
 _STANDARD_TIME = {"SLURM_TIME_FORMAT": "standard"}
-_UNKNOWN = "Invalid job id"
-_TRIES = 3
-_VACATED = ("queued again by Slurm", LossReason.VACATED)
-_ONE_BY_ONE = 3
-"""Up to this number of jobs, the factory runs one `scontrol` per job."""
+_UNKNOWN_JOB_ERROR = "Invalid job id"
+_MAX_REASON_QUERIES = 3
+_DEFAULT_REQUEUE_REASON = ("queued again by Slurm", LossReason.VACATED)
+_MAX_SCONTROL_COMMANDS = 3
+"""For up to this number of jobs, the factory runs one `scontrol` command per job; for more, one for all jobs."""
 
 
 @dataclass(slots=True)
-class _Run:
-    """The last run of a job: its nodes, and why it ended. `tries`: number of attempts to find this reason."""
+class _LastRun:
+    """The last run of a job. `requeue_reason`: why it ended. `reason_queries`: number of attempts to find this out."""
 
     nodes: str
-    tries: int = 0
-    again: tuple[str, LossReason] | None = None
+    reason_queries: int = 0
+    requeue_reason: tuple[str, LossReason] | None = None
 
 
 class SlurmBatch:
     def __init__(
-        self, site: Site, *, session: str, folder: Path, command: Callable[[BlockId], str], pacer: Pacer | None = None
+        self,
+        site: Site,
+        *,
+        session: str,
+        folder: Path,
+        command: Callable[[BlockId], str],
+        pacer: RequestPacer | None = None,
     ) -> None:
-        self._jobs = Submitter(site, session=session, folder=folder, command=command, pacer=pacer)
-        self._run, self._check = self._jobs.commands.run, self._jobs.commands.check
-        self._listing: Listing[dict[str, AccountedJob]] = self._jobs.commands.pacer.listing
-        self._accounting = True
+        self._submitter = JobSubmitter(site, session=session, folder=folder, command=command, pacer=pacer)
+        self._run, self._check = self._submitter.commands.run, self._submitter.commands.run_or_raise
+        self._listing: SharedListing[dict[str, AccountedJob]] = self._submitter.commands.pacer.listing
+        self._has_accounting = True
         self._cancelled: set[str] = set()
-        self._ran: dict[str, _Run] = {}
+        self._last_runs: dict[str, _LastRun] = {}
 
     def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:
         try:
-            return self._jobs.submit(block, allowed)
+            return self._submitter.submit(block, allowed)
         finally:
             self._listing.forget()
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Return job states. Cancel jobs that Slurm holds permanently."""
+        """Return the states of jobs, and cancel jobs that Slurm will hold forever."""
         rows = self._listing.read(self._run_squeue)
         now = time.time()
         rows = rows | self._run_scontrol([job for job in jobs if self._needs_scontrol_check(job, rows.get(job))])
@@ -73,99 +79,110 @@ class SlurmBatch:
         for job in jobs:
             row = rows.get(job)
             if row is None:
-                status = slurm_output.gone(self._jobs.output(job))
+                status = slurm_output.build_status_of_unknown_job(self._submitter.last_output_lines_of_job(job))
             else:
-                output = self._jobs.output(job, row.name) if row.over else []
-                status = slurm_output.job_status(row, now=now, output=output)
-            statuses[job] = self._with_requeue_reason(job, status, row)
+                output = self._submitter.last_output_lines_of_job(job, row.name) if row.is_over else []
+                status = slurm_output.build_job_status(row, now=now, output=output)
+            statuses[job] = self._add_requeue_reason(job, status, row)
         return statuses
 
     def _needs_scontrol_check(self, job: str, row: AccountedJob | None) -> bool:
         if row is None or row.state == "FAILED":
             return True
-        return not row.over and (job in self._cancelled or (job in self._ran and row.is_waiting))
+        return not row.is_over and (job in self._cancelled or (job in self._last_runs and row.is_waiting))
 
-    def _with_requeue_reason(self, job: str, status: BatchJobStatus, row: AccountedJob | None) -> BatchJobStatus:
-        """Add why a pending job was requeued after a run. Only `sacct` lists earlier runs."""
-        if row is not None and row.is_held_for_good and job in self._ran:
-            words, loss = self._ran[job].again or self._requeue_reason(job, row) or _VACATED
-            del self._ran[job]
+    def _add_requeue_reason(self, job: str, status: BatchJobStatus, row: AccountedJob | None) -> BatchJobStatus:
+        """Add to the status of a pending job why Slurm requeued it after a run. Only `sacct` lists earlier runs."""
+        if row is not None and row.is_held_for_good and job in self._last_runs:
+            words, loss = (
+                self._last_runs[job].requeue_reason or self._find_requeue_reason(job, row) or _DEFAULT_REQUEUE_REASON
+            )
+            del self._last_runs[job]
             return msgspec.structs.replace(status, reason=f"{words}, and {status.reason}", loss=loss)
         if status.phase is not BlockPhase.PENDING or row is None:
-            self._ran.pop(job, None)
+            self._last_runs.pop(job, None)
             if status.phase is BlockPhase.RUNNING and row is not None:
-                self._ran[job] = _Run(row.nodes)
+                self._last_runs[job] = _LastRun(row.nodes)
             return status
-        run = self._ran.get(job)
+        run = self._last_runs.get(job)
         if run is None:
             return status
-        if run.again is None:
-            run.tries += 1
-            run.again = self._requeue_reason(job, row)
-            if run.again is None and run.tries < _TRIES:  # `sacct` may list the run later
-                return msgspec.structs.replace(status, again=_VACATED[0])
-        words, loss = run.again = run.again or _VACATED
-        return msgspec.structs.replace(status, loss=loss, again=words)
+        if run.requeue_reason is None:
+            run.reason_queries += 1
+            run.requeue_reason = self._find_requeue_reason(job, row)
+            # `sacct` may list the run later, so ask again
+            if run.requeue_reason is None and run.reason_queries < _MAX_REASON_QUERIES:
+                return msgspec.structs.replace(status, requeue_reason=_DEFAULT_REQUEUE_REASON[0])
+        words, loss = run.requeue_reason = run.requeue_reason or _DEFAULT_REQUEUE_REASON
+        return msgspec.structs.replace(status, loss=loss, requeue_reason=words)
 
     def _query_preempted_jobs(self, jobs: list[str]) -> set[str]:
-        """Return the jobs that Slurm preempted, and whose pilots exited within the grace time."""
+        """Return jobs that Slurm preempted but lists as completed, because their pilots exited in time."""
         jobs = [job for job in jobs if job not in self._cancelled]
         if not jobs:
             return set()
-        form = f"--Format={slurm_output.PREEMPTED}"
+        form = f"--Format={slurm_output.PREEMPTED_FORMAT}"
         words = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", form]
-        return slurm_output.read_preempted(self._run(words).out) & set(jobs)
+        return slurm_output.parse_preempted_jobs(self._run(words).out) & set(jobs)
 
-    def _requeue_reason(self, job: str, row: AccountedJob) -> tuple[str, LossReason] | None:
+    def _find_requeue_reason(self, job: str, row: AccountedJob) -> tuple[str, LossReason] | None:
         said = ""
-        if self._accounting:
-            ran = self._run(["sacct", "-X", "-D", "-n", "-P", "-o", slurm_output.SACCT, "-j", job])
+        if self._has_accounting:
+            ran = self._run(["sacct", "-X", "-D", "-n", "-P", "-o", slurm_output.SACCT_FORMAT, "-j", job])
             said = ran.out if ran.code == 0 else ""
-        found = slurm_output.requeued(said, last_lines(self._jobs.folder, row.name) if row.name else [])
-        if found is None and self._ran[job].nodes:
-            nodes = self._run(["sinfo", "-h", "-N", "-n", self._ran[job].nodes, "-o", "%N|%T"])
-            down = slurm_output.lost_nodes(nodes.out) if nodes.code == 0 else []
+        found = slurm_output.find_requeue_reason(
+            said, last_output_lines(self._submitter.folder, row.name) if row.name else []
+        )
+        if found is None and self._last_runs[job].nodes:
+            nodes = self._run(["sinfo", "-h", "-N", "-n", self._last_runs[job].nodes, "-o", "%N|%T"])
+            down = slurm_output.parse_lost_nodes(nodes.out) if nodes.code == 0 else []
             found = (f"its node failed ({', '.join(down)})", LossReason.NODE_LOST) if down else None
         return found
 
     def cancel(self, jobs: Sequence[str]) -> None:
         self._cancelled.update(jobs)
         self._listing.forget()
-        for some in in_chunks(jobs):
-            self._check(["scancel", *some], allow=_UNKNOWN)
+        for some in split_into_chunks(jobs):
+            self._check(["scancel", *some], allowed_error=_UNKNOWN_JOB_ERROR)
 
     def cancel_named(self, blocks: Sequence[BlockId]) -> None:
         self._listing.forget()
         for block in blocks:
-            self._check(["scancel", f"--user={os.getuid()}", f"--name={job_name(self._jobs.session, block)}"])
+            self._check(["scancel", f"--user={os.getuid()}", f"--name={job_name(self._submitter.session, block)}"])
 
     def find(self) -> Mapping[str, BlockId]:
-        """Return the jobs of the session. The submission folder distinguishes sessions with equal ids."""
+        """Return the jobs of the session. Another session may have the same id, so compare submission folders."""
         found = {}
-        folder = self._jobs.folder
+        folder = self._submitter.folder
         ours, session = (os.path.realpath(path).splitlines()[0] for path in (folder, folder.parent))
         for row in self._listing.read(self._run_squeue).values():
-            block = block_of(row.name, session=self._jobs.session)
+            block = block_of_job_name(row.name, session=self._submitter.session)
             if block is not None and (row.folder == ours or row.folder.startswith(f"{session}/")):
                 found[row.job] = block
-                self._jobs.names[row.job] = row.name
+                self._submitter.names_of_jobs[row.job] = row.name
         return found
 
     def _run_squeue(self) -> dict[str, AccountedJob]:
-        words = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--format={slurm_output.SQUEUE}"]
-        return slurm_output.read_squeue(self._check(words, more=_STANDARD_TIME).out)
+        words = [
+            "squeue",
+            "--noheader",
+            "--states=all",
+            f"--user={os.getuid()}",
+            f"--format={slurm_output.SQUEUE_FORMAT}",
+        ]
+        return slurm_output.parse_squeue(self._check(words, environment=_STANDARD_TIME).out)
 
     def _run_scontrol(self, jobs: list[str]) -> dict[str, AccountedJob]:
-        wanted = [[job] for job in jobs] if len(jobs) <= _ONE_BY_ONE else [[]]
+        wanted = [[job] for job in jobs] if len(jobs) <= _MAX_SCONTROL_COMMANDS else [[]]
         shown: dict[str, AccountedJob] = {}
         for words in wanted:
-            said = self._check(["scontrol", "show", "job", "-o", *words], allow=_UNKNOWN)
-            shown |= slurm_output.read_scontrol(said.out)
+            said = self._check(["scontrol", "show", "job", "-o", *words], allowed_error=_UNKNOWN_JOB_ERROR)
+            shown |= slurm_output.parse_scontrol(said.out)
         found = {job: shown[job] for job in jobs if job in shown}
         forgotten = [job for job in jobs if job not in found]
-        if forgotten and self._accounting:
-            said = self._run(["sacct", "-X", "-n", "-P", "-o", slurm_output.SACCT, "-j", ",".join(forgotten)])
-            self._accounting = said.code == 0 or "disabled" not in said.err
-            rows = slurm_output.read_sacct(said.out) if said.code == 0 else {}
-            found |= {job: row for job, row in rows.items() if row.over or job not in self._cancelled}
+        if forgotten and self._has_accounting:
+            said = self._run(["sacct", "-X", "-n", "-P", "-o", slurm_output.SACCT_FORMAT, "-j", ",".join(forgotten)])
+            self._has_accounting = said.code == 0 or "disabled" not in said.err
+            rows = slurm_output.parse_sacct(said.out) if said.code == 0 else {}
+            found |= {job: row for job, row in rows.items() if row.is_over or job not in self._cancelled}
         return found

@@ -23,7 +23,7 @@ from stoker.contexts.step_times import StepTimes
 from stoker.manager.core import events
 from stoker.manager.core.events import About, AdviceArrived, AskAdvice, ContextAdvice, OfContext, OfPace
 from stoker.manager.live.helper_processes import start_helper
-from stoker.manager.live.node_store import NodeStore
+from stoker.manager.live.node_store import NodeRecordStore
 from stoker.protocol.session import SessionFolder
 from stoker.retries import RetryPause
 
@@ -43,24 +43,24 @@ _MOST_SENT, _MOST_SLOW_SENT = 16, 2
 """Maximum questions, and maximum slow questions, that the advisor has not answered."""
 
 
-def performance() -> PerformanceStore:
+def open_performance_store() -> PerformanceStore:
     return PerformanceStore(state_folder() / "performance.sqlite")
 
 
-def availability() -> AvailabilityStore:
+def open_availability_store() -> AvailabilityStore:
     return AvailabilityStore(state_folder() / "availability.sqlite")
 
 
-class History:
+class SessionHistory:
     """The user's records of earlier sessions; empty if they cannot be opened."""
 
     def __init__(self, *, session: str) -> None:
-        self._store = performance()
-        self._sources = availability()
-        self.nodes = NodeStore()
+        self._store = open_performance_store()
+        self._sources = open_availability_store()
+        self.nodes = NodeRecordStore()
         self._session = session
 
-    def record(self, command: events.Record) -> None:
+    def store_record(self, command: events.Record) -> None:
         facts = msgspec.structs.asdict(command)
         key = facts.pop("recipe", "") or facts.pop("source", "")
         match command:
@@ -84,15 +84,17 @@ class History:
             case events.RecordPilots():
                 self._sources.record_session_pilot_count(key, session=self._session, **facts)
             case events.RecordNode(record=record):
-                self.nodes.record(record)
+                self.nodes.store_record(record)
             case _:
                 assert_never(command)
 
-    def answer(self, ask: AskAdvice) -> AdviceArrived | None:
+    def find_advice(self, ask: AskAdvice) -> AdviceArrived | None:
         if not isinstance(ask.about, OfContext):
             return None
         known, steps = self._store.estimates(ask.about.recipe), self._store.step_times(ask.about.recipe)
-        by_kind = {kind: _advice(kind, known.get(kind, Estimate()), steps.get(kind)) for kind in {**known, **steps}}
+        by_kind = {
+            kind: _context_advice(kind, known.get(kind, Estimate()), steps.get(kind)) for kind in {**known, **steps}
+        }
         return AdviceArrived(ask.about, events.CostAdvice(by_kind)) if by_kind else None
 
     def close(self) -> None:
@@ -101,7 +103,7 @@ class History:
         self.nodes.close()
 
 
-def _advice(kind: str, known: Estimate, steps: StepTimes | None) -> ContextAdvice:
+def _context_advice(kind: str, known: Estimate, steps: StepTimes | None) -> ContextAdvice:
     on_host = kind.startswith("cpu")
     return ContextAdvice(
         load_s=known.load_s + known.start_s, run_s=known.run_s,
@@ -135,7 +137,7 @@ class AdvisorLink:
         self._unwatch = unwatch
         self._waiting: dict[About, _Question] = {}
         self._sent: dict[About, _Question] = {}
-        self._paces = 0
+        self._open_pace_questions = 0
         self._heard_at = 0.0
         """Time at which the advisor last started, answered, or received a question while it was idle."""
         self._one_at_a_time = False
@@ -144,25 +146,25 @@ class AdvisorLink:
         self._start_at = 0.0
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
-    def ask(self, question: AskAdvice, now: float) -> None:
+    def queue_question(self, question: AskAdvice, now: float) -> None:
         """Queue a question, unless it is already open or too long, or too many are open."""
         about, data = question.about, events.encode(question)
         is_pace = isinstance(about, OfPace)
         if about in self._waiting or about in self._sent or len(data) > events.LONGEST_MESSAGE:
             return
-        if self.open >= MOST_OPEN or (is_pace and self._paces >= MOST_PACES):
+        if self.open_question_count >= MOST_OPEN or (is_pace and self._open_pace_questions >= MOST_PACES):
             return
-        if self._process is None and not self.open:
+        if self._process is None and not self.open_question_count:
             self._start_at = now + GATHER_S
-        self._paces += is_pace
+        self._open_pace_questions += is_pace
         self._waiting[about] = _Question(about, data)
-        self.keep_up(now)
+        self.start_or_kill_advisor(now)
 
     @property
-    def open(self) -> int:
+    def open_question_count(self) -> int:
         return len(self._waiting) + len(self._sent)
 
-    def answers(self, now: float) -> list[AdviceArrived]:
+    def receive_answers(self, now: float) -> list[AdviceArrived]:
         found: list[AdviceArrived] = []
         while self._channel is not None:
             try:
@@ -174,25 +176,27 @@ class AdvisorLink:
             if not data:
                 self._handle_advisor_exit(now)
                 break
-            self._take(data, found, now)
-        if self.open:
-            self.keep_up(now)
+            self._handle_answer(data, found, now)
+        if self.open_question_count:
+            self.start_or_kill_advisor(now)
         return found
 
-    def keep_up(self, now: float) -> None:
+    def start_or_kill_advisor(self, now: float) -> None:
         """Start the advisor if questions are open, send the questions, and kill an advisor that does not answer."""
-        if not self.open or (self._channel is None and (now < self._start_at or not self._start(now))):
+        if not self.open_question_count or (
+            self._channel is None and (now < self._start_at or not self._start_process(now))
+        ):
             return
         if self._sent and now - self._heard_at > self.limit_s and self._process is not None:
             log.warning("the advisor has not answered for %.0f s: it is killed", now - self._heard_at)
             self._process.kill()
-            self._handle_advisor_exit(now)  # the process may hang in a read that no signal ends
+            self._handle_advisor_exit(now)  # do not wait for its exit: it may hang in a file read
             return
-        self._send(now)
+        self._send_questions(now)
 
     @property
     def due_in_s(self) -> float:
-        return 1.0 if self.open else float("inf")
+        return 1.0 if self.open_question_count else float("inf")
 
     def close(self) -> None:
         self._close_channel()
@@ -201,7 +205,7 @@ class AdvisorLink:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
 
-    def _take(self, data: bytes, found: list[AdviceArrived], now: float) -> None:
+    def _handle_answer(self, data: bytes, found: list[AdviceArrived], now: float) -> None:
         try:
             answer = events.decode_answer(data)
         except msgspec.MsgspecError as error:
@@ -210,14 +214,14 @@ class AdvisorLink:
         question = self._sent.pop(answer.about, None)
         if question is None:
             return
-        self._paces -= isinstance(answer.about, OfPace)
+        self._open_pace_questions -= isinstance(answer.about, OfPace)
         self._heard_at, self._one_at_a_time = now, False
         self._pause.reset()
         if answer.found is not None:
             found.append(answer.found)
 
-    def _start(self, now: float) -> bool:
-        self._start_at = now + self._pause.grow()
+    def _start_process(self, now: float) -> bool:
+        self._start_at = now + self._pause.next_pause_s()
         if self._process is not None:
             self._process.poll()
         try:
@@ -240,7 +244,7 @@ class AdvisorLink:
         self._watch(mine.fileno())
         return True
 
-    def _send(self, now: float) -> None:
+    def _send_questions(self, now: float) -> None:
         if not self._waiting or self._channel is None:
             return
         most = 1 if self._one_at_a_time else _MOST_SENT
@@ -266,13 +270,13 @@ class AdvisorLink:
         code = self._process.poll() if self._process is not None else None
         again = {about: question for about, question in self._sent.items() if question.tries < MOST_TRIES}
         dropped = [about for about in self._sent if about not in again]
-        self._paces -= sum(isinstance(about, OfPace) for about in dropped)
+        self._open_pace_questions -= sum(isinstance(about, OfPace) for about in dropped)
         self._one_at_a_time = bool(self._sent)
         self._sent = {}
         self._waiting = again | self._waiting
         self._start_at = max(self._start_at, now)
         how = f" ({code})" if code is not None else ""
-        log.warning("the advisor ended%s: %d questions open, %d dropped", how, self.open, len(dropped))
+        log.warning("the advisor ended%s: %d questions open, %d dropped", how, self.open_question_count, len(dropped))
 
     def _close_channel(self) -> None:
         if self._channel is None:

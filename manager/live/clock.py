@@ -59,7 +59,7 @@ def _monotonic_clock_id() -> str:
         namespace = os.readlink("/proc/self/ns/time")
     except OSError:  # an old kernel has no time namespaces
         namespace = ""
-    return f"{locks.machine()} {namespace}"
+    return f"{locks.machine_id()} {namespace}"
 
 
 class TimerHeap:
@@ -68,13 +68,13 @@ class TimerHeap:
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
 
-    def set(self, key: str, *, at: float) -> None:
+    def set_timer(self, key: str, *, at: float) -> None:
         heapq.heappush(self._heap, (at, key))
 
-    def due_at(self) -> float:
+    def next_due_at(self) -> float:
         return self._heap[0][0] if self._heap else math.inf
 
-    def due(self, now: float, *, current: Mapping[str, float]) -> Iterator[str]:
+    def pop_due_timers(self, now: float, *, current: Mapping[str, float]) -> Iterator[str]:
         """Remove the due timers, and yield their keys. `current`: each timer's valid due time."""
         heap = self._heap
         while heap and heap[0][0] <= now:
@@ -101,11 +101,11 @@ class PendingAcks:
             self.due_at = now + self._half_s
         self._newer[peer] = ack
 
-    def along(self, peer: str) -> tuple[Ack, ...]:
+    def take_ack_for_frame(self, peer: str) -> tuple[Ack, ...]:
         ack = self._newer.pop(peer, None) or self._older.pop(peer, None)
         return () if ack is None else (ack,)
 
-    def overdue(self, now: float) -> list[tuple[str, Ack]]:
+    def take_overdue_acks(self, now: float) -> list[tuple[str, Ack]]:
         if now < self.due_at:
             return []
         out, self._older, self._newer = list(self._older.items()), self._newer, {}

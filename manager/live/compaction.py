@@ -22,7 +22,7 @@ from stoker.manager.core.reactor import Core
 from stoker.manager.live import records, snapshot
 from stoker.manager.live.journal import Journal
 from stoker.manager.live.records import SegmentHead
-from stoker.manager.live.snapshot import Unsaveable, policies_modules
+from stoker.manager.live.snapshot import UnsaveableStateError, list_policy_modules
 from stoker.retries import RetryPause
 from stoker.units import show_bytes
 
@@ -40,18 +40,18 @@ _SAVED, _FAILED, _UNSAVEABLE = 0, 1, 2
 _PR_SET_PDEATHSIG = 1
 
 
-class Compaction:
+class JournalCompaction:
     def __init__(
-        self, journal: Journal, *, snapshot_bytes: int, tail_bytes: int, now: bool, tell: Callable[[str], None]
+        self, journal: Journal, *, snapshot_bytes: int, tail_bytes: int, starts_now: bool, tell: Callable[[str], None]
     ):
         self._journal = journal
         self._tell = tell
         self._snapshot_bytes = snapshot_bytes
         self._before = max(0, tail_bytes - journal.size)
         """Bytes written to earlier journal segments since the last snapshot."""
-        self._now = now
+        self._is_requested = starts_now
         self._child = 0
-        self._said = -1
+        self._child_pipe = -1
         self._segment = journal.head
         self._started_at = self._check_at = 0.0
         self._retry_at, self._pause = 0.0, RetryPause(*RETRY_S)
@@ -65,39 +65,39 @@ class Compaction:
     def _path(self) -> Path:
         return records.snapshot_path(self._journal.path, self._segment.number)
 
-    def advance(self, core: Core) -> None:
-        """Start a due compaction, or check the child. The journal must contain all decisions."""
+    def start_or_check(self, core: Core) -> None:
+        """Start a compaction if it is due, or check its child process. The journal must contain all decisions."""
         if self._child:
             if time.monotonic() >= self._check_at:
                 self._check_at = time.monotonic() + CHECK_S
                 self._check_child()
         elif self._is_due and time.monotonic() >= self._retry_at and not self._journal.trouble:
-            self._begin(core)
+            self._start_child(core)
 
     @property
     def _is_due(self) -> bool:
         enough = max(LEAST_BYTES, GROWTH * self._snapshot_bytes)
-        return not self._is_impossible and (self._now or self._before + self._journal.size >= enough)
+        return not self._is_impossible and (self._is_requested or self._before + self._journal.size >= enough)
 
-    def _begin(self, core: Core) -> None:
-        self._now = False
+    def _start_child(self, core: Core) -> None:
+        self._is_requested = False
         before = self._before + self._journal.size
         try:
             self._segment = self._journal.begin_segment()
         except OSError as error:
-            self._failed(f"no new segment can be created: {error}")
+            self._schedule_retry(f"no new segment can be created: {error}")
             return
         self._before = before
-        self._said, child_says = os.pipe()
+        self._child_pipe, child_says = os.pipe()
         self._started_at = time.monotonic()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # the child only pickles, then calls os._exit
+                warnings.simplefilter("ignore", DeprecationWarning)  # a fork with threads: the child only pickles
                 self._child = os.fork()
         except OSError as error:
-            os.close(self._said)
+            os.close(self._child_pipe)
             os.close(child_says)
-            self._failed(f"no process can be started for it: {error.strerror}")
+            self._schedule_retry(f"no process can be started for it: {error.strerror}")
             return
         if not self._child:
             _write_and_exit(self._path, core, self._segment, child_says)
@@ -110,7 +110,7 @@ class Compaction:
                 os.kill(self._child, signal.SIGKILL)
             return
         self._child = 0
-        with os.fdopen(self._said, "rb") as pipe:
+        with os.fdopen(self._child_pipe, "rb") as pipe:
             said = pipe.read().decode(errors="replace")
         code = os.waitstatus_to_exitcode(status)
         if code == _SAVED:
@@ -126,10 +126,10 @@ class Compaction:
             log.warning("%s", text)
             self._tell(text)
         else:
-            self._failed(said or f"the process that wrote the snapshot ended with {code}")
+            self._schedule_retry(said or f"the process that wrote the snapshot ended with {code}")
 
-    def _failed(self, why: str) -> None:
-        pause_s = self._pause.grow()
+    def _schedule_retry(self, why: str) -> None:
+        pause_s = self._pause.next_pause_s()
         self._retry_at = time.monotonic() + pause_s
         log.warning("the journal was not compacted (%s); the next attempt is in %.0f s", why, pause_s)
 
@@ -138,7 +138,7 @@ class Compaction:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGKILL)
             os.waitpid(self._child, 0)
-            os.close(self._said)
+            os.close(self._child_pipe)
             self._child = 0
             self._path.with_suffix(".snapshot.draft").unlink(missing_ok=True)
 
@@ -153,14 +153,14 @@ def _write_and_exit(path: Path, core: Core, segment: SegmentHead, says: int) -> 
             if int(name) > 2 and int(name) != says:
                 with contextlib.suppress(OSError):
                     os.close(int(name))
-        modules = policies_modules(core.policies)
-        size = snapshot.write(path, core, segment, modules=modules)
+        modules = list_policy_modules(core.policies)
+        size = snapshot.write_snapshot(path, core, segment, modules=modules)
         if size <= READ_BACK_BYTES:
-            snapshot.restored(snapshot.read(path), modules=modules)
+            snapshot.load_core(snapshot.read_snapshot(path), modules=modules)
         code = _SAVED
-    except Unsaveable as error:
+    except UnsaveableStateError as error:
         code, said = _UNSAVEABLE, str(error)
-    except BaseException as error:  # after any error the parent continues without a snapshot
+    except BaseException as error:  # report every error to the parent, which continues without a snapshot
         said = f"{type(error).__name__}: {error}"
     finally:
         with contextlib.suppress(BaseException):

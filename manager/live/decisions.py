@@ -21,16 +21,16 @@ from stoker.protocol.to_client import Results
 from stoker.protocol.to_pilot import RunCalls
 
 _encode = msgspec.msgpack.Encoder().encode
-_Brief = Callable[[Any], tuple[object, ...]]
+_PartsFunction = Callable[[Any], tuple[object, ...]]
 _SAMPLED_CALLS = 8
 
 
-def _order(order: BlockOrder) -> tuple[object, ...]:
+def _checked_order_parts(order: BlockOrder) -> tuple[object, ...]:
     place = order.allowed
     return order.block, order.source, *(() if place == ANYWHERE else (place.exclude, place.only))
 
 
-BRIEFS: dict[type, _Brief] = {
+CHECKED_PARTS: dict[type, _PartsFunction] = {
     to_pilot.StartLibrary: lambda m: (
         m.library, m.recipe.key, m.devices, m.memory_bytes, m.device_memory_bytes,
         [(form, ref.name) for form, ref in m.snapshots.items()], m.snapshot_wait_s,
@@ -49,7 +49,7 @@ BRIEFS: dict[type, _Brief] = {
     to_pilot.HelloAgain: lambda _: ("hello again",),
     to_pilot.Exit: lambda m: ("exit", m.drain, m.hand_on_s),
     to_client.Rejected: lambda m: ("rejected", m.calls),
-    to_client.SubmitBlocks: lambda m: ("submit", [_order(order) for order in m.orders]),
+    to_client.SubmitBlocks: lambda m: ("submit", [_checked_order_parts(order) for order in m.orders]),
     to_client.CancelBlocks: lambda m: ("cancel", m.blocks),
     to_client.KnownBlocks: lambda m: ("known", [(block.block, block.source, block.phase) for block in m.blocks]),
     to_client.Forecasts: lambda m: ("forecasts", [(said.call, said.ends_at, said.in_time) for said in m.forecasts]),
@@ -79,15 +79,15 @@ def decision_checksum(commands: Sequence[Command]) -> int:
                 if message.function_blob is not None or message.gang is not None or message.offer:
                     gang = message.gang and (message.gang.rank, message.gang.size)
                     said.append((message.function_blob is not None, gang, message.offer))
-            elif (brief := BRIEFS.get(type(message))) is not None:
-                said.append((command.pilot, brief(message)))
+            elif (checked_parts := CHECKED_PARTS.get(type(message))) is not None:
+                said.append((command.pilot, checked_parts(message)))
         elif type(command) is ToClient:
             answer = command.message
             if type(answer) is Results:
                 ends = answer.ends
                 said += command.client, answer.first, len(ends), ends[-1].call, ends[-1].ok
-            elif (brief := BRIEFS.get(type(answer))) is not None:
-                said.append((command.client, brief(answer)))
-        elif (brief := BRIEFS.get(type(command))) is not None:
-            said.append(brief(command))
+            elif (checked_parts := CHECKED_PARTS.get(type(answer))) is not None:
+                said.append((command.client, checked_parts(answer)))
+        elif (checked_parts := CHECKED_PARTS.get(type(command))) is not None:
+            said.append(checked_parts(command))
     return crc32(_encode(said)) if said else 0

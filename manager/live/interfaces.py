@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from stoker.config_errors import did_you_mean
+from stoker.config_errors import suggest_similar_name
 from stoker.errors import ConfigError
 
 AUTO = "auto"
@@ -26,14 +26,14 @@ _OUTSIDE_ADDRESS = ("192.0.2.1", 9)
 """An unused address (RFC 5737). A datagram socket selects a route to it without sending."""
 
 
-def resolve(interface: str) -> str:
+def resolve_interface(interface: str) -> str:
     """Return the address of `interface`: a network (`ib0`), an address, or `auto`. Raises ConfigError."""
-    there = networks()
+    there = list_network_addresses()
     if interface == AUTO:
-        return choose(there, named=_host_addresses(), towards_world=_route_address())
+        return choose_address(there, named=_find_host_addresses(), route_address=_find_route_address())
     if interface in there:
         return there[interface]
-    address = _address(interface)
+    address = _parse_address(interface)
     is_v6 = address is not None and address.version == 6
     if interface in there.values() or (address is not None and address.is_loopback and not is_v6):
         return interface
@@ -43,10 +43,10 @@ def resolve(interface: str) -> str:
             f"interface {interface!r} is an IPv6 address, and a manager listens on IPv4: name one of {known}"
         )
     text = f"interface {interface!r} is not a network of this host ({socket.gethostname()} has {known})"
-    raise ConfigError("; ".join(filter(None, [text, did_you_mean(interface, there, cutoff=0.5, otherwise="")])))
+    raise ConfigError("; ".join(filter(None, [text, suggest_similar_name(interface, there, cutoff=0.5, otherwise="")])))
 
 
-def networks() -> dict[str, str]:
+def list_network_addresses() -> dict[str, str]:
     found: dict[str, str] = {}
     for name, addresses in psutil.net_if_addrs().items():
         for each in addresses:
@@ -55,9 +55,9 @@ def networks() -> dict[str, str]:
     return found
 
 
-def choose(there: Mapping[str, str], *, named: Sequence[str], towards_world: str) -> str:
+def choose_address(there: Mapping[str, str], *, named: Sequence[str], route_address: str) -> str:
     own = set(there.values())
-    for address in (*named, towards_world):
+    for address in (*named, route_address):
         if address in own and not _is_loopback(address):
             return address
     return next((address for address in there.values() if not _is_loopback(address)), LOOPBACK)
@@ -90,7 +90,7 @@ def explain_missing_route(address: str) -> str:
     return ""
 
 
-def _host_addresses() -> list[str]:
+def _find_host_addresses() -> list[str]:
     try:
         found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError:
@@ -98,7 +98,7 @@ def _host_addresses() -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def _route_address() -> str:
+def _find_route_address() -> str:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
             way.connect(_OUTSIDE_ADDRESS)
@@ -108,11 +108,11 @@ def _route_address() -> str:
 
 
 def _is_loopback(address: str) -> bool:
-    found = _address(address)
+    found = _parse_address(address)
     return found is not None and found.is_loopback
 
 
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(text)
     except ValueError:

@@ -27,8 +27,17 @@ from stoker import locks
 from stoker.errors import SessionError
 from stoker.manager.core.events import Command, Event, ToPilot
 from stoker.manager.live import records
-from stoker.manager.live.lease import TakenError
-from stoker.manager.live.records import MAGIC, Damage, Decided, SegmentHead, encoded, new_head, read_segment_head, scan
+from stoker.manager.live.lease import LeaseTakenError
+from stoker.manager.live.records import (
+    MAGIC,
+    DamagedPart,
+    DecisionChecksums,
+    SegmentHead,
+    create_segment_head,
+    encode_record,
+    read_records,
+    read_segment_head,
+)
 from stoker.protocol import to_pilot
 from stoker.protocol.ids import PilotId
 from stoker.protocol.status import JOURNAL
@@ -38,16 +47,16 @@ from stoker.whole_files import append_or_truncate, sync_folder, write_all
 
 log = logging.getLogger("stoker.manager")
 
-CHECKS = 64
-CHECKS_S = 0.2
+CHECKSUMS_PER_RECORD = 64
+MAX_CHECKSUM_DELAY_S = 0.2
 """Checksums are written after this many decisions or seconds."""
 RETRY_S = 0.25
-SLOW = "its disk has not confirmed the last records"
+UNCONFIRMED = "its disk has not confirmed the last records"
 """Message if the disk reports no error but a sync takes too long."""
-TELL_S = 3.0
-ENDING_S = 2.0
+REPORT_AFTER_S = 3.0
+MAX_END_DELAY_S = 2.0
 """Maximum seconds that an ending session waits for the disk to confirm its journal."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
 class SyncResult(NamedTuple):
@@ -58,20 +67,20 @@ class SyncResult(NamedTuple):
     error: OSError | None = None
 
 
-class Syncing:
+class SyncThread:
     """Calls fdatasync in a thread, for the manager's loop. `wake_fd` becomes readable after each fdatasync."""
 
     def __init__(self) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-sync")
         self._sync: Future[SyncResult] | None = None
-        """The running sync, or a finished sync whose result `done` has not returned."""
+        """The running sync, or a finished sync whose result `take_result` has not returned."""
 
-    def begin(self, fd: int, *, position: int, turns: int) -> None:
+    def start_sync(self, fd: int, *, position: int, turns: int) -> None:
         self._sync = self._thread.submit(_sync, fd, position=position, turns=turns)
         self._sync.add_done_callback(lambda _: os.eventfd_write(self.wake_fd, 1))
 
-    def done(self) -> SyncResult | None:
+    def take_result(self) -> SyncResult | None:
         """Return None while a sync runs, its result once after it ends, and otherwise an empty result."""
         if self._sync is None:
             return SyncResult(0, 0)
@@ -82,7 +91,7 @@ class Syncing:
         result, self._sync = self._sync.result(), None
         return result
 
-    def wait(self, timeout_s: float) -> None:
+    def wait_for_sync(self, timeout_s: float) -> None:
         if self._sync is not None:
             select.select([self.wake_fd], [], [], max(0.0, timeout_s))
 
@@ -119,20 +128,20 @@ class Journal:
         """Reason why the journal cannot be written now; empty if it can be written."""
         self.errno = 0
         self.position = self.written = self.safe = 0
-        self._checks, self._first = array("I"), 0
+        self._checks, self._first_checked_event = array("I"), 0
         self._checked_at = self._now = self._retry_at = 0.0
-        self.head, self.events, self.size = end or find_journal_end(path) or JournalEnd(new_head(), 0, 0)
+        self.head, self.events, self.size = end or find_journal_end(path) or JournalEnd(create_segment_head(), 0, 0)
         self._fd = _open_and_lock(path)
         self._unsynced: list[bytes] = []
         """Data of each loop turn since the last sync, which is written again if a sync fails."""
         os.ftruncate(self._fd, self.size)
-        self._pending: list[bytes] = [] if self.size else [MAGIC, *encoded(0.0, self.head)]
-        self._syncing = Syncing() if sync else None
+        self._pending: list[bytes] = [] if self.size else [MAGIC, *encode_record(0.0, self.head)]
+        self._sync_thread = SyncThread() if sync else None
 
     @property
     def wake_fd(self) -> int:
         """File descriptor that becomes readable when `safe` may have grown; -1 without `sync`."""
-        return self._syncing.wake_fd if self._syncing is not None else -1
+        return self._sync_thread.wake_fd if self._sync_thread is not None else -1
 
     @property
     def pending_bytes(self) -> int:
@@ -142,41 +151,41 @@ class Journal:
     def wait_s(self) -> float:
         return max(0.0, self._retry_at - time.monotonic()) if self.trouble else math.inf
 
-    def write(self, now: float, event: Event) -> None:
+    def add_event(self, now: float, event: Event) -> None:
         self._now = now
         self.events += 1
-        self._append(now, event)
+        self._append_record(now, event)
 
-    def take_back(self) -> None:
+    def remove_last_event(self) -> None:
         self.position -= sum(map(len, self._pending[-2:]))
         del self._pending[-2:]
         self.events -= 1
 
-    def decided(self, check: int) -> None:
+    def add_decision_checksum(self, check: int) -> None:
         if not self._checks:
-            self._first = self.events - 1
+            self._first_checked_event = self.events - 1
         self._checks.append(check)
 
-    def _append(self, now: float, record: Event | Decided) -> None:
-        parts = encoded(now, record)
+    def _append_record(self, now: float, record: Event | DecisionChecksums) -> None:
+        parts = encode_record(now, record)
         self._pending += parts
         self.position += len(parts[0]) + len(parts[1])
 
     def _append_checks(self) -> None:
         if self._checks:
-            self._append(self._now, Decided(self._first, self._checks.tobytes()))
+            self._append_record(self._now, DecisionChecksums(self._first_checked_event, self._checks.tobytes()))
             self._checks, self._checked_at = array("I"), self._now
 
     def flush(self) -> None:
         """Write the collected events. On failure set `trouble`; the next call tries again."""
-        if len(self._checks) >= CHECKS or self._now - self._checked_at >= CHECKS_S:
+        if len(self._checks) >= CHECKSUMS_PER_RECORD or self._now - self._checked_at >= MAX_CHECKSUM_DELAY_S:
             self._append_checks()
         if self.trouble:
             if time.monotonic() < self._retry_at:
                 return
         elif not self._pending:
-            if self._syncing is not None:
-                self._handle_finished_sync(self._syncing)
+            if self._sync_thread is not None:
+                self._handle_finished_sync(self._sync_thread)
             return
         data = b"".join(self._pending)
         try:
@@ -185,26 +194,26 @@ class Journal:
             append_or_truncate(self._fd, data, at=self.size)
         except OSError as error:
             self._pending = [data]
-            self._failed(error)
+            self._handle_write_error(error)
             return
         self._pending.clear()
         self.size += len(data)
         self.trouble = ""
         self.written = self.position
-        if self._syncing is None:
+        if self._sync_thread is None:
             self.safe = self.position
             return
         self._unsynced.append(data)
-        self._handle_finished_sync(self._syncing)
+        self._handle_finished_sync(self._sync_thread)
 
-    def _failed(self, error: OSError) -> None:
+    def _handle_write_error(self, error: OSError) -> None:
         self.trouble, self.errno = error.strerror or str(error), error.errno or 0
         self._retry_at = time.monotonic() + RETRY_S
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, self.size)
 
-    def _handle_finished_sync(self, syncing: Syncing) -> None:
-        done = syncing.done()
+    def _handle_finished_sync(self, sync_thread: SyncThread) -> None:
+        done = sync_thread.take_result()
         if done is None:
             return
         if done.error is not None:  # the kernel may have dropped the unsynced pages, so write the data again
@@ -212,19 +221,19 @@ class Journal:
             self.written = self.safe
             self._pending = self._unsynced + self._pending
             self._unsynced = []
-            self._failed(done.error)
+            self._handle_write_error(done.error)
             return
         del self._unsynced[: done.turns]
         self.safe = max(self.safe, done.position)
         if self._unsynced:
-            syncing.begin(self._fd, position=self.position, turns=len(self._unsynced))
+            sync_thread.start_sync(self._fd, position=self.position, turns=len(self._unsynced))
 
-    def settle(self, *, within_s: float = 10.0) -> bool:
+    def flush_until_safe(self, *, within_s: float = 10.0) -> bool:
         until = time.monotonic() + within_s
         self.flush()
         while (self.trouble or self.safe < self.position) and time.monotonic() < until:
-            if self._syncing is not None and not self.trouble:
-                self._syncing.wait(until - time.monotonic())
+            if self._sync_thread is not None and not self.trouble:
+                self._sync_thread.wait_for_sync(until - time.monotonic())
             else:
                 time.sleep(min(RETRY_S, 0.05))
             self.flush()
@@ -235,18 +244,18 @@ class Journal:
         journal.
         """
         self._append_checks()
-        if not self.settle():
+        if not self.flush_until_safe():
             raise OSError(f"the journal {self.path} cannot be written: {self.trouble}")
         if not os.path.samestat(os.fstat(self._fd), os.stat(self.path)):
             raise SessionError(f"{self.path.parent} now has another manager; a session can have only one manager")
-        head = new_head(self.head.number + 1, first=self.events)
+        head = create_segment_head(self.head.number + 1, first=self.events)
         draft = self.path.with_name(f"{self.path.name}.{records.NEXT}")
-        start = b"".join([MAGIC, *encoded(self._now, head)])
+        start = b"".join([MAGIC, *encode_record(self._now, head)])
         draft.unlink(missing_ok=True)
         fd = _open_and_lock(draft)
         try:
             write_all(fd, start)
-            if self._syncing is not None:
+            if self._sync_thread is not None:
                 os.fdatasync(fd)
             kept = records.numbered_segment_path(self.path, self.head.number)
             os.rename(self.path, kept)
@@ -260,19 +269,21 @@ class Journal:
             raise
         os.close(self._fd)
         self._fd, self.head, self.size = fd, head, len(start)
-        if self._syncing is not None:
+        if self._sync_thread is not None:
             sync_folder(self.path.parent)
         return head
 
     def close(self) -> None:
         """Close the journal. Raises SessionError if the last records cannot be written."""
         self._append_checks()
-        safe = self.settle(within_s=2.0)
-        if self._syncing is not None:
-            self._syncing.close()
+        safe = self.flush_until_safe(within_s=2.0)
+        if self._sync_thread is not None:
+            self._sync_thread.close()
         os.close(self._fd)
         if not safe:
-            raise SessionError(f"the journal {self.path} cannot be written: {self.trouble or SLOW}; make room there")
+            raise SessionError(
+                f"the journal {self.path} cannot be written: {self.trouble or UNCONFIRMED}; make room there"
+            )
 
 
 def find_journal_end(path: Path) -> JournalEnd | None:
@@ -280,22 +291,22 @@ def find_journal_end(path: Path) -> JournalEnd | None:
     if head is None:
         return None
     end, events = len(MAGIC), head.first
-    for at, _, record in scan(path):
-        if not isinstance(record, Damage):
+    for at, _, record in read_records(path):
+        if not isinstance(record, DamagedPart):
             end = at
-            events += not isinstance(record, Decided | SegmentHead)
+            events += not isinstance(record, DecisionChecksums | SegmentHead)
     return JournalEnd(head, events, end)
 
 
 def _open_and_lock(path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    if not locks.take(fd):
+    if not locks.try_lock(fd):
         os.close(fd)
-        raise TakenError(f"{path.parent} already has a manager; a session can have only one manager")
+        raise LeaseTakenError(f"{path.parent} already has a manager; a session can have only one manager")
     return fd
 
 
-class JournalTrouble:
+class JournalTroubleReporter:
     """Reports an unwritable journal in `status`, in the log, and to connected programs."""
 
     def __init__(self, journal: Journal, folder: Path) -> None:
@@ -306,7 +317,7 @@ class JournalTrouble:
         self._since = 0.0
         self._told = ""
 
-    def changes(self, now: float) -> tuple[str, bool]:
+    def take_notice(self, now: float) -> tuple[str, bool]:
         """Return a notice about a change (empty if none), and True if connected programs must be informed now."""
         notice = ""
         if self._journal.trouble and not self.text:
@@ -316,12 +327,12 @@ class JournalTrouble:
         elif self.text and not self._journal.trouble:
             self.text = ""
             notice = f"the journal can be written again, after {show_seconds(now - self._since)}"
-        tell = self.text != self._told and (not self.text or now - self._since >= TELL_S)
+        tell = self.text != self._told and (not self.text or now - self._since >= REPORT_AFTER_S)
         if tell:
             self._told = self.text
         return notice, tell
 
-    def retell_for_new_program(self) -> None:
+    def repeat_for_new_program(self) -> None:
         if self.text:
             self._told = ""
 
@@ -333,7 +344,7 @@ class JournalTrouble:
 
 def explain_journal_trouble(journal: Journal, folder: Path) -> str:
     why = f"calls and results wait until {journal.path} can be written"
-    if journal.errno in _FULL:
+    if journal.errno in _DISK_FULL_ERRORS:
         why = f"the disk of {folder} is full; calls and results wait until it has room: make room there"
     elif journal.errno == errno.EFBIG:
         why = (
@@ -359,7 +370,7 @@ class HeldCommands:
         if commands:
             self._batches.append((self._journal.position, commands))
 
-    def split(self, commands: list[Command]) -> tuple[list[Command], list[Command]]:
+    def split_by_sync_need(self, commands: list[Command]) -> tuple[list[Command], list[Command]]:
         """Return the commands to send before the journal is synced, and the other commands."""
         is_written = self._journal.position <= self._journal.written
         now: list[Command] = []
@@ -373,15 +384,15 @@ class HeldCommands:
             later.append(command)
         return now, later
 
-    def may_leave(self, now: float, *, ending: bool) -> bool:
-        """True if the oldest batch may be sent: it is safe, or an `ending` session has waited `ENDING_S`."""
+    def may_release_oldest(self, now: float, *, ending: bool) -> bool:
+        """True if the oldest batch may be sent: it is safe, or an `ending` session has waited `MAX_END_DELAY_S`."""
         if not self._batches:
             return False
         if ending:
-            self.ends_by = min(self.ends_by, now + ENDING_S)
+            self.ends_by = min(self.ends_by, now + MAX_END_DELAY_S)
         return now >= self.ends_by or self._batches[0][0] <= self._journal.safe
 
-    def release(self) -> list[Command]:
+    def release_oldest(self) -> list[Command]:
         commands = self._batches.popleft()[1]
         if self._ordered:
             for command in commands:

@@ -29,7 +29,7 @@ import msgspec
 from stoker import locks
 from stoker.decoding import UNREADABLE, read_json
 from stoker.errors import SessionError
-from stoker.whole_files import draft_of, write_all
+from stoker.whole_files import draft_file, write_all
 
 log = logging.getLogger("stoker.manager")
 
@@ -38,7 +38,7 @@ TAKEN_OVER = 3
 RENEW_S = 3.0
 PATIENCE_S = 30.0
 """Seconds without a renewal after which a manager on another machine may take the lease."""
-SURE_S = 15.0
+CONFIRMED_FOR_S = 15.0
 """A holder that has not confirmed its own token in the lease file for these seconds handles no more frames."""
 _POLL_S = 0.02
 SETTLE_S = 2.0
@@ -46,16 +46,16 @@ ROOM_S = 60.0
 _ROOM_POLL_S = 0.25
 _MOST_BYTES = 1 << 16
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-_NO_NEW_FILE = (errno.EMFILE, errno.ENFILE, *_NO_ROOM)
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+_NO_NEW_FILE_ERRORS = (errno.EMFILE, errno.ENFILE, *_DISK_FULL_ERRORS)
 """Errors that prevent a new lease file, so that the open file is overwritten."""
 
 
-class TakenError(SessionError):
+class LeaseTakenError(SessionError):
     """Another manager runs the session."""
 
 
-class NoRoomError(SessionError):
+class NoDiskSpaceError(SessionError):
     pass
 
 
@@ -79,16 +79,16 @@ class LeaseHolder(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """The lease of this manager. `follows`: the holder in the earlier lease file, or None."""
+    """The lease of this manager. `predecessor`: the holder in the earlier lease file, or None."""
 
-    def __init__(self, path: Path, holder: LeaseHolder, *, follows: LeaseHolder | None, renew_s: float) -> None:
+    def __init__(self, path: Path, holder: LeaseHolder, *, predecessor: LeaseHolder | None, renew_s: float) -> None:
         self.path = path
         self.holder = holder
-        self.follows = follows
-        self.renewed: Callable[[], None] = lambda: None
+        self.predecessor = predecessor
+        self.on_renewed: Callable[[], None] = lambda: None
         """Called in the lease's thread after each renewal; may raise OSError."""
         self._renew_s = renew_s
-        self._sure_at = _clock()
+        self._confirmed_at = _boot_clock_s()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._file = -1
@@ -96,18 +96,20 @@ class Lease:
 
     @property
     def has_remote_predecessor(self) -> bool:
-        return self.follows is not None and self.follows.machine != self.holder.machine
+        return self.predecessor is not None and self.predecessor.machine != self.holder.machine
 
-    def keep(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
+    def start_renewing(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
         """Renew the lease in a thread. `on_lost` gets a new holder, or None if the folder is gone."""
-        self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
+        self._thread = threading.Thread(
+            target=self._renew_until_stopped, args=(on_lost,), name="stoker-lease", daemon=True
+        )
         self._thread.start()
 
     def wait_until_lease_confirmed(self) -> None:
-        if _clock() - self._sure_at <= SURE_S:
+        if _boot_clock_s() - self._confirmed_at <= CONFIRMED_FOR_S:
             return
         log.warning("this manager or its file system was frozen; it waits until its lease is confirmed")
-        while _clock() - self._sure_at > SURE_S and not self._stop.is_set():
+        while _boot_clock_s() - self._confirmed_at > CONFIRMED_FOR_S and not self._stop.is_set():
             time.sleep(_POLL_S)
 
     def release(self, *, over: str = "", unwritten: str = "") -> None:
@@ -116,7 +118,7 @@ class Lease:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         try:
-            there = read(self.path)
+            there = read_lease(self.path)
             if there is None or there.token != self.holder.token:
                 return
             if not over:
@@ -124,9 +126,9 @@ class Lease:
                 return
             holder = msgspec.structs.replace(self.holder, over=over, unwritten=unwritten)
             try:
-                os.close(_write(self.path, holder))
+                os.close(_write_lease_file(self.path, holder))
             except OSError as error:
-                if error.errno not in _NO_NEW_FILE or self._file < 0:
+                if error.errno not in _NO_NEW_FILE_ERRORS or self._file < 0:
                     raise
                 self._write_in_place(holder)
         except (OSError, SessionError) as error:
@@ -136,7 +138,7 @@ class Lease:
                 os.close(self._file)
                 self._file = -1
 
-    def _renew(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
+    def _renew_until_stopped(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
         while not self._stop.wait(self._renew_s):
             try:
                 taken_by = self._renew_once()
@@ -153,32 +155,32 @@ class Lease:
     def _renew_once(self) -> LeaseHolder | None:
         try:
             try:
-                there = read(self.path)
-            except SessionError:  # the file is damaged, but no other manager wrote it
-                self._sure_at = _clock()
+                there = read_lease(self.path)
+            except SessionError:  # a damaged file names no other manager, so this lease is still valid
+                self._confirmed_at = _boot_clock_s()
                 raise
             if there is not None and there.token != self.holder.token:
                 return there
-            self._sure_at = _clock()
+            self._confirmed_at = _boot_clock_s()
             self.holder = msgspec.structs.replace(self.holder, counter=self.holder.counter + 1)
-            self.write()
+            self.write_new_file()
         except OSError as error:
-            if error.errno not in _NO_NEW_FILE or self._file < 0:
+            if error.errno not in _NO_NEW_FILE_ERRORS or self._file < 0:
                 raise
             self._write_in_place(msgspec.structs.replace(self.holder, counter=self.holder.counter + 1))
-            self._sure_at = _clock()
-        self.renewed()
+            self._confirmed_at = _boot_clock_s()
+        self.on_renewed()
         return None
 
-    def write(self) -> None:
+    def write_new_file(self) -> None:
         """Write the lease to a new file, and keep it open. Raises OSError."""
-        before, self._file = self._file, _write(self.path, self.holder)
+        before, self._file = self._file, _write_lease_file(self.path, self.holder)
         if before >= 0:
             os.close(before)
 
     def overwrite_dead_lease(self) -> bool:
         """Overwrite the file of a dead holder, even on a full disk. Return False on failure."""
-        if self.follows is None or is_alive(self.follows) is not False:
+        if self.predecessor is None or is_holder_alive(self.predecessor) is not False:
             return False
         try:
             file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
@@ -221,11 +223,11 @@ def _overwrite_lease_file(file: int, path: Path, data: bytes, *, before: bytes) 
         raise
 
 
-def _clock() -> float:
+def _boot_clock_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def take(
+def take_lease(
     path: Path,
     *,
     patience_s: float = PATIENCE_S,
@@ -236,19 +238,23 @@ def take(
     """Take a lease. Wait up to `patience_s` for a renewal by a manager on another machine, and up to `room_s` for disk
     space. Raises SessionError if the session has a live manager or is over, NoRoomError if the disk stays full.
     """
-    with _one_at_a_time(path):
-        before = read(path)
+    with _start_lock(path):
+        before = read_lease(path)
         if before is not None:
             _wait_until_free(path, before, patience_s=patience_s)
         pid = os.getpid()
         mine = LeaseHolder(
-            socket.gethostname(), locks.machine(), pid, started=locks.started(pid), token=secrets.token_hex(8)
+            socket.gethostname(),
+            locks.machine_id(),
+            pid,
+            started=locks.process_start_ticks(pid),
+            token=secrets.token_hex(8),
         )
-        lease = Lease(path, mine, follows=before, renew_s=renew_s)
+        lease = Lease(path, mine, predecessor=before, renew_s=renew_s)
         _write_initial_lease(lease, room_s=room_s)
         if lease.has_remote_predecessor:
             time.sleep(settle_s)
-            there = read(path)
+            there = read_lease(path)
             if there is None or there.token != lease.holder.token:
                 raise _taken_error(path, there)
     return lease
@@ -258,27 +264,27 @@ def _write_initial_lease(lease: Lease, *, room_s: float) -> None:
     path, until, is_said = lease.path, time.monotonic() + room_s, False
     while True:
         try:
-            lease.write()
+            lease.write_new_file()
             return
         except OSError as error:
             text = f"the lease {path} cannot be written: {error.strerror}; make room there"
-            if error.errno not in _NO_ROOM:
+            if error.errno not in _DISK_FULL_ERRORS:
                 raise SessionError(text) from error
             if lease.overwrite_dead_lease():
-                log.warning("%s: the manager overwrites the file of the dead manager (%s)", text, lease.follows)
+                log.warning("%s: the manager overwrites the file of the dead manager (%s)", text, lease.predecessor)
                 return
             if time.monotonic() >= until:
-                raise NoRoomError(text) from error
+                raise NoDiskSpaceError(text) from error
         if not is_said:
             log.warning("%s: the manager waits for disk space", text)
             is_said = True
         time.sleep(_ROOM_POLL_S)
-        there = read(path)
-        if there != lease.follows:  # a manager on another machine was faster
+        there = read_lease(path)
+        if there != lease.predecessor:  # a manager on another machine was faster
             raise _taken_error(path, there)
 
 
-def read(path: Path) -> LeaseHolder | None:
+def read_lease(path: Path) -> LeaseHolder | None:
     """Return the holder, or None without a lease. Raises OSError, or SessionError for a damaged lease."""
     try:
         data = path.read_bytes()
@@ -290,29 +296,29 @@ def read(path: Path) -> LeaseHolder | None:
         raise SessionError(f"{path} is damaged: {error}; if no manager of the session runs, remove it") from error
 
 
-def unwritten(path: Path) -> str:
-    holder = read_if_whole(path)
+def why_journal_is_incomplete(path: Path) -> str:
+    holder = read_lease_or_none(path)
     return holder.unwritten if holder is not None else ""
 
 
-def read_if_whole(path: Path) -> LeaseHolder | None:
+def read_lease_or_none(path: Path) -> LeaseHolder | None:
     return read_json(path, LeaseHolder)
 
 
-def is_alive(holder: LeaseHolder) -> bool | None:
+def is_holder_alive(holder: LeaseHolder) -> bool | None:
     """True if the holder's process runs; None if it is on another machine."""
     if holder.over:
         return False
-    if holder.machine != locks.machine():
+    if holder.machine != locks.machine_id():
         return None
-    return locks.started(holder.pid) == holder.started
+    return locks.process_start_ticks(holder.pid) == holder.started
 
 
 def copy_journal(journal: Path) -> None:
     """Replace the journal by a copy, so that late writes of the old manager are never read."""
     if journal.exists():
         # If this manager is killed, the next manager finds the draft by its suffix and removes it.
-        with draft_of(journal, draft=journal.with_name(f"{journal.name}.{secrets.token_hex(4)}.draft")) as draft:
+        with draft_file(journal, draft=journal.with_name(f"{journal.name}.{secrets.token_hex(4)}.draft")) as draft:
             shutil.copyfile(journal, draft)
             draft.chmod(0o600)
 
@@ -320,7 +326,7 @@ def copy_journal(journal: Path) -> None:
 def _wait_until_free(path: Path, before: LeaseHolder, *, patience_s: float) -> None:
     if before.over:
         raise SessionError(f"session folder {path.parent}: the session is over ({before.over}); start a new one")
-    alive = is_alive(before)
+    alive = is_holder_alive(before)
     if alive:
         raise _taken_error(path, before)
     if alive is None:
@@ -328,20 +334,20 @@ def _wait_until_free(path: Path, before: LeaseHolder, *, patience_s: float) -> N
         until = time.monotonic() + patience_s
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, 0.5))
-            there = read(path)
+            there = read_lease(path)
             if there is None:
                 return
             if there != before:
                 raise _taken_error(path, there)
 
 
-def _taken_error(path: Path, holder: LeaseHolder | None) -> TakenError:
+def _taken_error(path: Path, holder: LeaseHolder | None) -> LeaseTakenError:
     who = f" ({holder})" if holder else ""
-    return TakenError(f"{path.parent} already has a manager{who}; a session can have only one manager")
+    return LeaseTakenError(f"{path.parent} already has a manager{who}; a session can have only one manager")
 
 
 @contextlib.contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
+def _start_lock(path: Path) -> Iterator[None]:
     """Allow one manager start at a time on one machine."""
     with open(path.with_suffix(".lock"), "ab") as file:
         with contextlib.suppress(OSError):
@@ -349,10 +355,10 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
         yield
 
 
-def _write(path: Path, holder: LeaseHolder) -> int:
+def _write_lease_file(path: Path, holder: LeaseHolder) -> int:
     file = -1
     try:
-        with draft_of(path, draft=path.with_suffix(f".{holder.token}")) as draft:
+        with draft_file(path, draft=path.with_suffix(f".{holder.token}")) as draft:
             file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             write_all(file, msgspec.json.encode(holder))
     except BaseException:

@@ -14,13 +14,13 @@ import msgspec
 
 from stoker.manager.core.nouns import PilotState
 from stoker.manager.core.state import State
-from stoker.manager.live.admission import Role
+from stoker.manager.live.admission import PeerRole
 
 CHECK_S = 0.5
-_FIRST_CLIENT = (Role.CLIENT, "")
+_FIRST_CLIENT = (PeerRole.CLIENT, "")
 """Key of the first client, before its name is known."""
 
-PeerKey = tuple[Role, str]
+PeerKey = tuple[PeerRole, str]
 
 
 class PeerTimeLimits(msgspec.Struct, frozen=True):
@@ -40,66 +40,66 @@ class PeerTimeLimits(msgspec.Struct, frozen=True):
 
 
 class PeerWatch:
-    def __init__(self, patience: PeerTimeLimits, *, parent: int = 0) -> None:
-        self._patience = patience
+    def __init__(self, limits: PeerTimeLimits, *, parent: int = 0) -> None:
+        self._limits = limits
         self._parent = parent
         self._heard_at: dict[PeerKey, float] = {}
-        self._back_by: dict[PeerKey, float] = {}
+        self._reconnect_by: dict[PeerKey, float] = {}
         self._check_at = 0.0
 
-    def heard(self, role: Role, name: str, now: float) -> None:
+    def note_message(self, role: PeerRole, name: str, now: float) -> None:
         peer = (role, name)
         self._heard_at[peer] = now
-        if self._back_by:
-            self._back_by.pop(peer, None)
-            if role is Role.CLIENT:
-                self._back_by.pop(_FIRST_CLIENT, None)
+        if self._reconnect_by:
+            self._reconnect_by.pop(peer, None)
+            if role is PeerRole.CLIENT:
+                self._reconnect_by.pop(_FIRST_CLIENT, None)
 
-    def cut(self, role: Role, name: str, now: float) -> bool:
+    def note_disconnection(self, role: PeerRole, name: str, now: float) -> bool:
         """Start the time limit of a disconnected peer. Return False if the peer is unknown."""
         if (role, name) not in self._heard_at:
             return False
-        self._back_by[role, name] = now + self._reconnect_limit_s(role)
+        self._reconnect_by[role, name] = now + self._reconnect_limit_s(role)
         return True
 
-    def _reconnect_limit_s(self, role: Role) -> float:
-        return self._patience.pilot_back_s if role is Role.PILOT else self._patience.client_back_s
+    def _reconnect_limit_s(self, role: PeerRole) -> float:
+        return self._limits.pilot_back_s if role is PeerRole.PILOT else self._limits.client_back_s
 
     def expect_all_peers_to_reconnect(self, state: State, now: float) -> None:
-        pilots = [(Role.PILOT, pilot.id) for pilot in state.pilots.values() if pilot.state is not PilotState.GONE]
-        clients = [(Role.CLIENT, client.id) for client in state.clients.values() if not client.gone]
-        self._back_by |= dict.fromkeys([*pilots, *clients], now + self._patience.restart_s)
+        pilots = [(PeerRole.PILOT, pilot.id) for pilot in state.pilots.values() if pilot.state is not PilotState.GONE]
+        clients = [(PeerRole.CLIENT, client.id) for client in state.clients.values() if not client.gone]
+        self._reconnect_by |= dict.fromkeys([*pilots, *clients], now + self._limits.restart_s)
 
     def expect_first_client(self, now: float) -> None:
-        self._back_by[_FIRST_CLIENT] = now + self._patience.first_client_s
+        self._reconnect_by[_FIRST_CLIENT] = now + self._limits.first_client_s
 
-    def restart_silence_limits(self, now: float, *, may_be_back: bool = True) -> None:
-        """Restart the silence limits after the manager paused reading. `may_be_back`: also extend the limits of
-        disconnected peers.
+    def restart_silence_limits(self, now: float, *, may_have_reconnected: bool = True) -> None:
+        """Restart the silence limits after the manager paused reading. `may_have_reconnected`: also extend the limits
+        of disconnected peers.
         """
         self._heard_at = dict.fromkeys(self._heard_at, now)
-        if may_be_back:
-            for peer, until in self._back_by.items():
-                self._back_by[peer] = max(until, now + self._reconnect_limit_s(peer[0]))
+        if may_have_reconnected:
+            for peer, until in self._reconnect_by.items():
+                self._reconnect_by[peer] = max(until, now + self._reconnect_limit_s(peer[0]))
 
-    def due_at(self) -> float:
+    def next_limit_at(self) -> float:
         soonest = self._check_at if self._heard_at else math.inf
-        return min(soonest, *self._back_by.values()) if self._back_by else soonest
+        return min(soonest, *self._reconnect_by.values()) if self._reconnect_by else soonest
 
-    def lost_peers(self, now: float) -> Iterator[tuple[Role, str, str]]:
+    def lost_peers(self, now: float) -> Iterator[tuple[PeerRole, str, str]]:
         """Yield role, name (empty: no client ever connected) and reason of each lost peer."""
-        if _FIRST_CLIENT in self._back_by and self._parent and os.getppid() != self._parent:
-            self._back_by[_FIRST_CLIENT] = now  # the program that started this manager has ended
-        for peer, until in list(self._back_by.items()):
+        if _FIRST_CLIENT in self._reconnect_by and self._parent and os.getppid() != self._parent:
+            self._reconnect_by[_FIRST_CLIENT] = now  # no client will come: the starting program has ended
+        for peer, until in list(self._reconnect_by.items()):
             if until <= now:
-                del self._back_by[peer]
+                del self._reconnect_by[peer]
                 self._heard_at.pop(peer, None)
                 yield *peer, "did not reconnect"
         if now < self._check_at:
             return
         self._check_at = now + CHECK_S
         for peer, heard_at in list(self._heard_at.items()):
-            is_silent = peer[0] is Role.PILOT and now - heard_at > self._patience.silence_s
-            if is_silent and peer not in self._back_by:
+            is_silent = peer[0] is PeerRole.PILOT and now - heard_at > self._limits.silence_s
+            if is_silent and peer not in self._reconnect_by:
                 del self._heard_at[peer]
                 yield *peer, f"silent for {now - heard_at:.0f} s"

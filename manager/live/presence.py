@@ -23,7 +23,7 @@ from uuid import uuid4
 import psutil
 import zmq
 
-from stoker.dealer import ConnectionChange, Dealer, Keys
+from stoker.dealer import ConnectionChange, CurveKeys, Dealer
 from stoker.errors import SessionError
 from stoker.manager.live import lease
 from stoker.manager.live.interfaces import is_listening
@@ -31,7 +31,7 @@ from stoker.protocol.session import SessionFile, SessionFolder
 
 log = logging.getLogger("stoker.manager")
 
-SIGN_S = 2 * lease.RENEW_S + 1
+MAX_CHECK_S = 2 * lease.RENEW_S + 1
 """Seconds in which a manager on another machine renews its lease twice."""
 _POLL_S = 0.25
 _RECONNECT_MS = (500, 1000)
@@ -57,29 +57,29 @@ def restore_session_file(folder: SessionFolder, file: SessionFile) -> None:
     folder.write(file)
 
 
-def check_folder(folder: SessionFolder) -> None:
+def check_session_folder(folder: SessionFolder) -> None:
     if not folder.key_file("server").exists():
         raise SessionError(f"{folder.path} is not a session folder: it has no keys; `stoker.load()` creates one")
 
 
-def is_up(folder: SessionFolder) -> bool:
-    """True if the session's manager runs at its address. Takes up to `SIGN_S`. Raises SessionError."""
-    if not folder.file.exists() or folder.over():
+def is_manager_up(folder: SessionFolder) -> bool:
+    """True if the session's manager runs at its address. Takes up to `MAX_CHECK_S`. Raises SessionError."""
+    if not folder.file.exists() or folder.end_reason():
         return False
     file = folder.read()
     if not is_listening(file.address):
         return False
-    holder = lease.read_if_whole(folder.lease)
-    alive = lease.is_alive(holder) if holder is not None else None
+    holder = lease.read_lease_or_none(folder.lease)
+    alive = lease.is_holder_alive(holder) if holder is not None else None
     if holder is not None and alive is not None:
         return alive and _is_process_listening(holder.pid, file.address)
-    return _answers_or_renews(folder, file, holder)
+    return _answers_or_renews_lease(folder, file, holder)
 
 
-def elsewhere(folder: SessionFolder) -> str:
+def describe_remote_manager(folder: SessionFolder) -> str:
     """Return ` (pid 7 on login2)` for a manager on another machine, or an empty text."""
-    holder = lease.read_if_whole(folder.lease)
-    return f" ({holder})" if holder is not None and lease.is_alive(holder) is None else ""
+    holder = lease.read_lease_or_none(folder.lease)
+    return f" ({holder})" if holder is not None and lease.is_holder_alive(holder) is None else ""
 
 
 def _is_process_listening(pid: int, address: str) -> bool:
@@ -96,11 +96,11 @@ def _is_process_listening(pid: int, address: str) -> bool:
     return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
 
 
-def _answers_or_renews(folder: SessionFolder, file: SessionFile, holder: lease.LeaseHolder | None) -> bool:
-    until = time.monotonic() + SIGN_S
+def _answers_or_renews_lease(folder: SessionFolder, file: SessionFile, holder: lease.LeaseHolder | None) -> bool:
+    until = time.monotonic() + MAX_CHECK_S
     try:
         pair = folder.read_key("client")
-        keys = Keys(file.server_key, pair.public, pair.secret)
+        keys = CurveKeys(file.server_key, pair.public, pair.secret)
         name = f"client-{uuid4().hex[:12]}"
         dealer = Dealer(file.address, name=name, keys=keys, log=log, reconnect_ms=_RECONNECT_MS)
     except (SessionError, zmq.ZMQError) as error:  # the keys are lost or damaged, so no program can connect
@@ -111,15 +111,15 @@ def _answers_or_renews(folder: SessionFolder, file: SessionFile, holder: lease.L
     is_foreign = False
     with contextlib.closing(dealer):
         while True:
-            for change in dealer.changes():
+            for change in dealer.read_connection_changes():
                 if change is ConnectionChange.MADE:
                     return True
                 is_foreign |= change is not ConnectionChange.BROKEN
-            there = lease.read_if_whole(folder.lease)
+            there = lease.read_lease_or_none(folder.lease)
             if there is not None and there != holder:
                 is_renewed = holder is not None and there.token == holder.token
-                return not there.over if is_renewed else is_up(folder)
+                return not there.over if is_renewed else is_manager_up(folder)
             if time.monotonic() > until or (holder is None and is_foreign):
                 return False
-            if not dealer.readable():
+            if not dealer.has_input():
                 poll.poll(_POLL_S * 1000)

@@ -11,9 +11,9 @@ The newest whole snapshot and the segments from the same number on are always co
 are complete.
 
 A record is `length (4 bytes) | crc32 (4 bytes) | MessagePack [now, event]`, little endian. A file begins with a line
-that names the format, and a `SegmentHead` record. After a damaged record, the reader searches for a whole record: two
-MessagePack bytes of a pair with a time, and a correct checksum. If no whole record follows an incomplete record, the
-file was cut off.
+that names the format, and a `SegmentHead` record. After a damaged record, the reader searches for the next intact
+record: MessagePack's two bytes for a pair that begins with a time, and a correct checksum. If no intact record follows
+an incomplete record, the file was cut off.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OTHER_MAGIC = re.compile(rb"stoker journal [0-9]+(\n|\Z)")
 _PAIR_WITH_TIME = b"\x92\xcb"
 
 NEXT = "next"
-KEPT = 3
+KEPT_OLD_JOURNALS = 3
 _STAMP = len("20261231-235959")
 _NUMBERED = re.compile(r"journal\.(\d{6,})")
 _SNAPSHOT = re.compile(r"journal\.(\d{6,})\.snapshot")
@@ -52,13 +52,13 @@ WRITER = f"{RELEASE} (protocol {VERSION})"
 # ---- records
 
 
-class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
+class DecisionChecksums(msgspec.Struct, frozen=True, tag="decided", array_like=True):
     """Checksums (4 bytes each) of the decisions about events. `first`: number of the first event, from 0."""
 
     first: int
     checks: bytes
 
-    def numbered(self) -> Iterator[tuple[int, int]]:
+    def numbered_checks(self) -> Iterator[tuple[int, int]]:
         return enumerate(array("I", self.checks), self.first)
 
 
@@ -72,8 +72,8 @@ class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
     stoker: str
 
 
-class Damage(msgspec.Struct, frozen=True):
-    """`cut`: True if a process died while it wrote the last record."""
+class DamagedPart(msgspec.Struct, frozen=True):
+    """A damaged part of a journal file. `cut`: True if a process died while it wrote the last record."""
 
     at: int
     length: int
@@ -81,18 +81,18 @@ class Damage(msgspec.Struct, frozen=True):
     why: str
 
 
-Record = Event | Decided | SegmentHead
+Record = Event | DecisionChecksums | SegmentHead
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[float, Record]).decode
 
 
-def encoded(now: float, record: Record) -> tuple[bytes, bytes]:
+def encode_record(now: float, record: Record) -> tuple[bytes, bytes]:
     body = _encode((now, record))
     return HEAD.pack(len(body), zlib.crc32(body)), body
 
 
-def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
+def read_records(path: Path) -> Iterator[tuple[int, float, Record | DamagedPart]]:
     """Yield the end offset, time and content of each record and damaged part. Raises SessionError."""
     try:
         file = path.open("rb")
@@ -108,13 +108,13 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
             if _OTHER_MAGIC.match(magic):
                 raise SessionError(f"{path} is not a journal of this version")
             whole = _next_intact_record_offset(path, 0)
-            # The first line may be damaged. A page that was never written contains zeros.
+            # A damaged first line resembles MAGIC, or contains only zeros (its page was never written).
             is_first_line = not any(magic) or sum(map(operator.eq, magic, MAGIC)) > len(MAGIC) // 2
             if whole is None and not is_first_line:
                 raise SessionError(f"{path} is not a journal")
             at = size if whole is None else whole
             file.seek(at)
-            yield at, 0.0, Damage(0, at, cut=False, why="its first line is damaged")
+            yield at, 0.0, DamagedPart(0, at, cut=False, why="its first line is damaged")
         now = 0.0
         while at < size:
             head = file.read(HEAD.size)
@@ -124,15 +124,15 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
             if body and zlib.crc32(body) == crc:
                 try:
                     now, record = _decode(body)
-                    found: Record | Damage = record
+                    found: Record | DamagedPart = record
                 except (ValueError, RecursionError) as error:  # msgspec's DecodeError is a ValueError
-                    found = Damage(at, end - at, cut=False, why=f"it cannot be decoded: {error}")
+                    found = DamagedPart(at, end - at, cut=False, why=f"it cannot be decoded: {error}")
             else:
                 whole = _next_intact_record_offset(path, at + 1)
                 cut = whole is None and (len(head) < HEAD.size or (length > 0 and end > size))
                 end = size if whole is None else whole
                 file.seek(end)
-                found = Damage(at, end - at, cut=cut, why="its checksum is wrong")
+                found = DamagedPart(at, end - at, cut=cut, why="its checksum is wrong")
             yield end, now, found
             at = end
 
@@ -156,7 +156,7 @@ class Segment(msgspec.Struct, frozen=True):
     head: SegmentHead
 
 
-def new_head(number: int = 1, *, first: int = 0) -> SegmentHead:
+def create_segment_head(number: int = 1, *, first: int = 0) -> SegmentHead:
     return SegmentHead(number, first, secrets.token_hex(8), WRITER)
 
 
@@ -170,12 +170,12 @@ def snapshot_path(journal: Path, number: int) -> Path:
 
 def journal_exists(journal: Path) -> bool:
     """True also if a killed manager left only earlier segments."""
-    return journal.exists() or any(_numbered(journal, _NUMBERED))
+    return journal.exists() or any(_numbered_files(journal, _NUMBERED))
 
 
 def list_segments(journal: Path) -> list[Segment]:
     found: dict[int, Segment] = {}
-    for path in (*(path for _, path in _numbered(journal, _NUMBERED)), journal):
+    for path in (*(path for _, path in _numbered_files(journal, _NUMBERED)), journal):
         head = read_segment_head(path) if path.exists() else None
         if head is not None:
             found[head.number] = Segment(path, head)
@@ -185,50 +185,50 @@ def list_segments(journal: Path) -> list[Segment]:
 
 
 def list_snapshots(journal: Path) -> list[tuple[int, Path]]:
-    return sorted(_numbered(journal, _SNAPSHOT), reverse=True)
+    return sorted(_numbered_files(journal, _SNAPSHOT), reverse=True)
 
 
 def read_segment_head(path: Path) -> SegmentHead | None:
     """Return the head of a segment: only a number if the head is damaged, None if the file has no record."""
     is_empty = True
-    for _, _, record in scan(path):
+    for _, _, record in read_records(path):
         is_empty = False
         if isinstance(record, SegmentHead):
             return record
-        if not isinstance(record, Damage) or record.at:  # after a damaged first line, the head record may be whole
+        if not isinstance(record, DamagedPart) or record.at:  # after a damaged first line, the head record may be whole
             break
     if is_empty:
         return None
     if name := _NUMBERED.fullmatch("journal" + path.suffix):
         return SegmentHead(int(name[1]), 0, "", "")
-    after = max((number + 1 for number, _ in _numbered(path, _NUMBERED)), default=1)
+    after = max((number + 1 for number, _ in _numbered_files(path, _NUMBERED)), default=1)
     return SegmentHead(max([after, *(number for number, _ in list_snapshots(path))]), 0, "", "")
 
 
 def incomplete_files(journal: Path) -> Iterator[Path]:
-    for path in _files_beside(journal):
+    for path in _files_of_journal(journal):
         if path.name.endswith(".draft") or path.name == f"{journal.name}.{NEXT}":
             yield path
 
 
 def older_files(journal: Path, than: int) -> Iterator[Path]:
-    for number, path in (*_numbered(journal, _NUMBERED), *list_snapshots(journal)):
+    for number, path in (*_numbered_files(journal, _NUMBERED), *list_snapshots(journal)):
         if number < than:
             yield path
 
 
 def journal_files(journal: Path) -> list[Path]:
-    numbered = [path for _, path in (*_numbered(journal, _NUMBERED), *list_snapshots(journal))]
+    numbered = [path for _, path in (*_numbered_files(journal, _NUMBERED), *list_snapshots(journal))]
     return [path for path in (journal, *numbered) if path.exists()]
 
 
-def _numbered(journal: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
-    for path in _files_beside(journal):
+def _numbered_files(journal: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
+    for path in _files_of_journal(journal):
         if name := pattern.fullmatch("journal" + path.name.removeprefix(journal.name)):
             yield int(name[1]), path
 
 
-def _files_beside(journal: Path) -> list[Path]:
+def _files_of_journal(journal: Path) -> list[Path]:
     try:
         return sorted(journal.parent.glob(f"{journal.name}.*"))
     except OSError as error:
@@ -236,10 +236,10 @@ def _files_beside(journal: Path) -> list[Path]:
 
 
 def remove_old_journals(journal: Path) -> None:
-    """Delete the journals that were renamed to `journal.aside-*`, except the last `KEPT`."""
+    """Delete the journals that were renamed to `journal.aside-*`, except the last `KEPT_OLD_JOURNALS`."""
     prefix = f"{journal.name}.aside-"
     stamps = {path: path.name[: len(prefix) + _STAMP] for path in journal.parent.glob(f"{prefix}*")}
-    kept = sorted(set(stamps.values()))[-KEPT:]
+    kept = sorted(set(stamps.values()))[-KEPT_OLD_JOURNALS:]
     for path, stamp in stamps.items():
         if stamp not in kept:
             path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Replay a journal: the same events in the same order at the same times lead to the same state of the manager.
 
-`verify` compares its decisions with the checksums in the journal, and stops at a difference.
+`verify_replay` compares its decisions with the checksums in the journal, and stops at a difference.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from stoker.manager.core.events import (
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.decisions import decision_checksum
-from stoker.manager.live.restore import EventFailed, JournalReplay
-from stoker.manager.live.session_policies import policies_of
+from stoker.manager.live.restore import EventFailedError, JournalReplay
+from stoker.manager.live.session_policies import create_policies_of_session
 from stoker.protocol import to_client
 from stoker.protocol.calls import ListedState
 from stoker.protocol.ids import parse_call_id
@@ -65,11 +65,11 @@ def complete_story_from_journal(folder: SessionFolder, subject: str, told: to_cl
     except Exception as error:
         log.debug("%s: the journal cannot be read: %r", subject, error)
         return told
-    return kept if kept.found or told.headline == story.IN_JOURNAL else told
+    return kept if kept.found or told.headline == story.ENDED_CALL_ANSWER else told
 
 
 def status_of_ended_session(folder: SessionFolder) -> to_client.Status:
-    return report.session_status(_replay_session(folder)[0].state)
+    return report.build_session_status(_replay_session(folder)[0].state)
 
 
 def calls_of_ended_session(folder: SessionFolder, *, limit: int, only: ListedState | None) -> to_client.Calls:
@@ -77,8 +77,8 @@ def calls_of_ended_session(folder: SessionFolder, *, limit: int, only: ListedSta
 
 
 def _replay_session(folder: SessionFolder, watch: frozenset[int] = frozenset()) -> tuple[Core, float]:
-    past = JournalReplay(folder.journal, folder.read().session, policies_of(folder), watch=watch)
-    for now, event in past.events():
+    past = JournalReplay(folder.journal, folder.read().session, create_policies_of_session(folder), watch=watch)
+    for now, event in past.read_events():
         past.handle(event, now)
     if past.core is None:
         raise SessionError(f"the journal of {folder.path} is empty: nothing has happened in the session")
@@ -111,11 +111,11 @@ class ReplayResult(msgspec.Struct, frozen=True):
     lost: int = 0
 
     @property
-    def is_old(self) -> bool:
+    def lacks_checksums(self) -> bool:
         return self.events > 0 and not self.checked
 
 
-def verify(
+def verify_replay(
     path: Path, *, session: str, policies: Policies, tell: Callable[[int, float], None] | None = None
 ) -> ReplayResult:
     """Replay a journal and compare its decisions. `tell` receives the number of events and the elapsed seconds. Raises
@@ -133,7 +133,7 @@ def verify(
             lost += isinstance(each.event, RecordsLost)
             if tell is not None and not events % 10_000:
                 tell(events, last - began)
-    except EventFailed as error:
+    except EventFailedError as error:
         cause = error.__cause__
         lines = user_traceback_lines(cause) if cause is not None else []
         if not lines:  # an error in the core, not in a policy
@@ -145,8 +145,10 @@ def verify(
         raise SessionError(f"the journal {path} is empty: nothing has happened in the session")
     found = None
     if (mine := past.difference) is not None:
-        decides = _shortened([_command(each) for each in mine.commands if decision_checksum([each])]) or ("nothing",)
-        found = FirstDifference(mine.number, mine.now - began, _shortened(_event(mine.event)), decides)
+        decides = _shorten_lines([_describe_command(each) for each in mine.commands if decision_checksum([each])]) or (
+            "nothing",
+        )
+        found = FirstDifference(mine.number, mine.now - began, _shorten_lines(_describe_event(mine.event)), decides)
     return ReplayResult(session, events, past.checked, restarts, last - began, found, past.since, lost)
 
 
@@ -158,7 +160,7 @@ def find_journal_and_session(path: Path) -> tuple[Path, str]:
     past = JournalReplay(path)
     if past.core is not None:
         return path, past.core.state.session
-    for _, event in past.records():
+    for _, event in past.read_journal():
         if isinstance(event, FromClient | FromPilot) and event.messages:
             hello = event.messages[0]
             if isinstance(hello, ClientHello | PilotHello):
@@ -166,7 +168,7 @@ def find_journal_and_session(path: Path) -> tuple[Path, str]:
     raise SessionError(f"the journal {path} does not name its session: no program or pilot has connected in it")
 
 
-def _command(command: Command) -> str:
+def _describe_command(command: Command) -> str:
     match command:
         case ToPilot(whom, said) | ToClient(whom, said):
             return f"{whom}: {said}"
@@ -174,7 +176,7 @@ def _command(command: Command) -> str:
             return str(command)
 
 
-def _event(event: Event) -> list[str]:
+def _describe_event(event: Event) -> list[str]:
     match event:
         case FromClient(whom, _, messages) | FromPilot(whom, _, messages):
             return [f"{whom} said {message}" for message in messages]
@@ -182,6 +184,6 @@ def _event(event: Event) -> list[str]:
             return [str(event)]
 
 
-def _shortened(lines: Sequence[str]) -> tuple[str, ...]:
+def _shorten_lines(lines: Sequence[str]) -> tuple[str, ...]:
     shown = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …" for line in lines[:_SHOWN]]
     return (*shown, *([f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []))

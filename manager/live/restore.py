@@ -25,18 +25,18 @@ from stoker.manager.core.seams import Policies
 from stoker.manager.live import records, snapshot
 from stoker.manager.live.decisions import decision_checksum
 from stoker.manager.live.journal import JournalEnd
-from stoker.manager.live.records import Damage, Decided, Segment, SegmentHead, scan
-from stoker.manager.live.snapshot import Unreadable, policies_modules
+from stoker.manager.live.records import DamagedPart, DecisionChecksums, Segment, SegmentHead, read_records
+from stoker.manager.live.snapshot import UnreadableSnapshotError, list_policy_modules
 from stoker.manager.policies import default_policies
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.to_manager import CallsEnded
 from stoker.units import show_bytes
-from stoker.whole_files import draft_of, sync_folder
+from stoker.whole_files import draft_file, sync_folder
 
 log = logging.getLogger("stoker.manager")
 
 MOST_CHECKS = 10_000
-"""Maximum number of decisions to compare at once; one turn makes fewer."""
+"""Maximum number of decisions to compare at once. One turn of the manager's loop makes fewer decisions."""
 _NO_SNAPSHOT = "its snapshot is missing"
 
 
@@ -51,7 +51,7 @@ class ReplayedEvent(NamedTuple):
     writer: str
 
 
-class EventFailed(Exception):
+class EventFailedError(Exception):
     """The core or a policy raised an exception (the cause) when it handled an event."""
 
     def __init__(self, number: int, now: float) -> None:
@@ -76,7 +76,7 @@ class JournalReplay:
         self.unreadable: dict[Path, str] = {}
         self.unconfirmed: list[CallEnd] = []
         self.snapshot_bytes = 0
-        self.damage: list[tuple[Segment, Damage]] = []
+        self.damage: list[tuple[Segment, DamagedPart]] = []
         self.head: SegmentHead | None = None
         self.whole = 0
         self.bytes_read = 0
@@ -87,7 +87,7 @@ class JournalReplay:
         if not records.journal_exists(journal):
             raise SessionError(f"no journal at {journal}: No such file or directory")
         self._segments = records.list_segments(journal)
-        self._begin(policies_modules(policies))
+        self._load_newest_snapshot(list_policy_modules(policies))
         self.next_event = self._segments[0].head.first if self._segments else 0
 
     @property
@@ -99,19 +99,19 @@ class JournalReplay:
     def first_segment_number(self) -> int:
         return self._segments[0].head.number if self._segments else 1
 
-    def _begin(self, modules: frozenset[str]) -> None:
+    def _load_newest_snapshot(self, modules: frozenset[str]) -> None:
         for number, path in records.list_snapshots(self.journal):
             following = [each for each in self._segments if each.head.number >= number]
             if not following or following[0].head.number != number:
                 continue  # the manager was killed, or lost its lease, before it began this segment
             try:
-                found = snapshot.read(path)
+                found = snapshot.read_snapshot(path)
                 if not self.unreadable:
                     self.unconfirmed = found.ends
                 if following[0].head.mark not in ("", found.segment.mark):
                     continue
-                self.core = snapshot.restored(found, modules=modules)
-            except Unreadable as error:
+                self.core = snapshot.load_core(found, modules=modules)
+            except UnreadableSnapshotError as error:
                 self.unreadable[path] = str(error)
                 continue
             self.core.manager.watch = self._watch
@@ -125,91 +125,94 @@ class JournalReplay:
             self.core.start()
         return self.core
 
-    def events(self) -> Iterator[tuple[float, Event]]:
-        for now, record in self.records():
-            if not isinstance(record, Decided):
+    def read_events(self) -> Iterator[tuple[float, Event]]:
+        for now, record in self.read_journal():
+            if not isinstance(record, DecisionChecksums):
                 yield now, record
 
     def handle(self, event: Event, now: float) -> list[Command]:
         return self.get_or_create_core(now).handle(event, now)
 
     def replay_and_compare(self) -> Iterator[ReplayedEvent]:
-        """Handle and yield each event, and compare the decisions. Raises EventFailed."""
-        made: dict[int, ReplayedEvent] = {}
-        for now, record in self.records():
-            if isinstance(record, Decided):
+        """Handle and yield each event, and compare the decisions. Raises EventFailedError."""
+        replayed: dict[int, ReplayedEvent] = {}
+        for now, record in self.read_journal():
+            if isinstance(record, DecisionChecksums):
                 if self.is_comparable and self.difference is None:
-                    self._compare(record, made)
-                made.clear()
+                    self._compare_checksums(record, replayed)
+                replayed.clear()
                 continue
             number, core = self.next_event - 1, self.get_or_create_core(now)
             try:
                 commands = core.handle(record, now)
                 check = decision_checksum(commands)
             except Exception as error:
-                raise EventFailed(number, now) from error
+                raise EventFailedError(number, now) from error
             if isinstance(record, ManagerRestarted):
-                made.clear()
+                replayed.clear()
             event = ReplayedEvent(number, now, record, commands, check, self.head.stoker if self.head else "")
-            if len(made) < MOST_CHECKS:
-                made[number] = event
+            if len(replayed) < MOST_CHECKS:
+                replayed[number] = event
             yield event
 
-    def _compare(self, record: Decided, made: dict[int, ReplayedEvent]) -> None:
-        for number, check in record.numbered():
-            mine = made.get(number)
+    def _compare_checksums(self, record: DecisionChecksums, replayed: dict[int, ReplayedEvent]) -> None:
+        for number, check in record.numbered_checks():
+            mine = replayed.get(number)
             if mine is not None and mine.check != check:
                 self.difference = mine
                 return
             self.checked += mine is not None
 
-    def records(self) -> Iterator[tuple[float, Event | Decided]]:
+    def read_journal(self) -> Iterator[tuple[float, Event | DecisionChecksums]]:
         """Yield the events since the snapshot, with `RecordsLost` for damaged records, and the checksums."""
         if not self.is_whole:
             why = "; ".join(self.unreadable.values()) or _NO_SNAPSHOT
             raise SessionError(f"{self.journal} lacks the beginning of the session: {why}")
-        now = self.since or self._began_at()
+        now = self.since or self._first_event_at()
         number = self.first_segment_number
         for segment in self._segments:
             if segment.head.number != number:
-                yield now, self._event(RecordsLost(0, f"segments {number} to {segment.head.number - 1} are missing"))
+                yield (
+                    now,
+                    self._count_event(RecordsLost(0, f"segments {number} to {segment.head.number - 1} are missing")),
+                )
             number = segment.head.number + 1
-            yield from self._of(segment, now)
+            yield from self._read_segment(segment, now)
 
-    def _began_at(self) -> float:
+    def _first_event_at(self) -> float:
         for segment in self._segments:
-            times = (at for _, at, record in scan(segment.path) if not isinstance(record, Damage))
+            times = (at for _, at, record in read_records(segment.path) if not isinstance(record, DamagedPart))
             if at := next(filter(None, times), 0.0):
                 return at
         return self._segments[-1].path.stat().st_mtime if self._segments else 0.0
 
-    def _of(self, segment: Segment, now: float) -> Iterator[tuple[float, Event | Decided]]:
+    def _read_segment(self, segment: Segment, now: float) -> Iterator[tuple[float, Event | DecisionChecksums]]:
         last = segment is self._segments[-1]
         self.head, self.whole = segment.head, 0
         if segment.head.mark:  # a damaged head has no event number
             self.next_event = segment.head.first
-        for end, at, record in scan(segment.path):
-            if isinstance(record, Damage):
+        for end, at, record in read_records(segment.path):
+            if isinstance(record, DamagedPart):
                 self.damage.append((segment, record))
                 if record.cut and last:
                     return
-                yield now, self._event(RecordsLost(record.length, record.why))
+                yield now, self._count_event(RecordsLost(record.length, record.why))
             elif isinstance(record, SegmentHead):
                 now = max(now, at)
-            elif isinstance(record, Decided):
+            elif isinstance(record, DecisionChecksums):
                 yield at, record
             else:
                 now = at
-                yield at, self._event(record)
+                yield at, self._count_event(record)
             self.bytes_read += end - self.whole
             self.whole = end
 
-    def _event(self, event: Event) -> Event:
+    def _count_event(self, event: Event) -> Event:
         self.next_event += 1
         if isinstance(event, RecordsLost):
             self.lost += max(1, event.bytes)
             self.is_comparable = False
-        elif isinstance(event, ManagerRestarted):  # this manager may have known events whose records were damaged later
+        elif isinstance(event, ManagerRestarted):  # with more events, a manager may decide differently
             self.is_comparable = event.lost >= self.lost
         return event
 
@@ -243,7 +246,7 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
     try:
         for _ in past.replay_and_compare():
             pass
-    except EventFailed as error:
+    except EventFailedError as error:
         log.exception("event %d of the journal cannot be replayed", error.number)
         why = f"{type(error.__cause__).__name__}: {error.__cause__}"
         return _put_journal_aside(past, f"event {error.number:,} of the journal cannot be replayed ({why})")
@@ -256,12 +259,12 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
         text = f"a replay decides differently about {where} than the manager did; report this, with the journal"
         log.error("%s", text)
         notices.append(text)
-    head = past.head or records.new_head()
-    notices += _keep_damaged(past)
+    head = past.head or records.create_segment_head()
+    notices += _keep_damaged_files(past)
     if journal.exists():
         end = JournalEnd(head, past.next_event, past.whole)
     else:  # a manager was killed between the end of a segment and the start of the next
-        end = JournalEnd(records.new_head(head.number + 1, first=past.next_event), past.next_event, 0)
+        end = JournalEnd(records.create_segment_head(head.number + 1, first=past.next_event), past.next_event, 0)
     if is_from_snapshot:
         for path in records.older_files(journal, past.first_segment_number):
             path.unlink(missing_ok=True)
@@ -277,7 +280,7 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
     )
 
 
-def _keep_damaged(past: JournalReplay) -> list[str]:
+def _keep_damaged_files(past: JournalReplay) -> list[str]:
     """Keep copies of damaged files, and continue in a new segment. Return notices for users."""
     notices = []
     for segment, damage in past.damage:
@@ -307,7 +310,7 @@ def _keep_file(path: Path, name: Path) -> str:
     except OSError as error:
         log.info("%s cannot be linked (%s): it is copied", path, error.strerror)
     try:
-        with draft_of(name, draft=name.with_name(f"{name.name}.draft")) as draft:
+        with draft_file(name, draft=name.with_name(f"{name.name}.draft")) as draft:
             shutil.copyfile(path, draft)
             draft.chmod(0o600)
     except OSError as error:
@@ -321,7 +324,7 @@ def _put_journal_aside(past: JournalReplay, why: str) -> RestoredManager:
     files = records.journal_files(past.journal)
     for path in files:
         if path.suffix != ".snapshot":
-            ends.update({end.call: end for end in _successful_ends(path)})
+            ends.update({end.call: end for end in _read_successful_ends(path)})
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for path in files:
         name = path.name.removeprefix(past.journal.name)
@@ -333,6 +336,8 @@ def _put_journal_aside(past: JournalReplay, why: str) -> RestoredManager:
     return RestoredManager(ends=list(ends.values()), notices=[notice])
 
 
-def _successful_ends(path: Path) -> Iterator[CallEnd]:
-    messages = (each for _, _, record in scan(path) if isinstance(record, FromPilot) for each in record.messages)
+def _read_successful_ends(path: Path) -> Iterator[CallEnd]:
+    messages = (
+        each for _, _, record in read_records(path) if isinstance(record, FromPilot) for each in record.messages
+    )
     return (end for message in messages if isinstance(message, CallsEnded) for end in message.ends if end.ok)

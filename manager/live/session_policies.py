@@ -34,7 +34,7 @@ from stoker.errors import ConfigError, SessionError
 from stoker.folders import working_folder
 from stoker.manager.core import seams
 from stoker.manager.core.seams import Policies, Provisioning
-from stoker.manager.policies import Named, default_policies, named
+from stoker.manager.policies import ShippedPolicy, default_policies, find_shipped_policy
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted
@@ -48,20 +48,20 @@ PACKAGES = "packages"
 POLICY_SETTINGS = ("name", "dispatch", "residency")
 
 
-def _members(protocol: type) -> tuple[str, ...]:
+def _public_names(protocol: type) -> tuple[str, ...]:
     return tuple(name for name in vars(protocol) if not name.startswith("_"))
 
 
-COMMON = _members(seams.Rounds)
+COMMON_MEMBERS = _public_names(seams.Rounds)
 """Members of every policy (`stoker.manager.policies.Quiet`)."""
-SEAMS = {
-    "dispatch": _members(seams.Dispatch),
-    "residency": _members(seams.Residency),
-    "provisioning": _members(seams.Provisioning),
+SEAM_MEMBERS = {
+    "dispatch": _public_names(seams.Dispatch),
+    "residency": _public_names(seams.Residency),
+    "provisioning": _public_names(seams.Provisioning),
 }
 """Member names by seam (policy interface). A policy with a seam's first member must have all of its members."""
-_OURS = "stoker."
-_NEAR = 0.8
+_STOKER_PACKAGE = "stoker."
+_MIN_SIMILARITY = 0.8
 """A name with this similarity (`difflib`) to a known name counts as misspelled."""
 
 # ---- files
@@ -86,18 +86,18 @@ def import_policy(name: str, *, folder: Path) -> ModuleType:
         raise ConfigError(f"policy {name}: cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def name_of_copy(name: str, *, alone: str) -> str:
-    """Return the name of the copy that `copy_policy` makes. `alone`: folder for a file without a package."""
+def name_of_policy_copy(name: str, *, single_file_folder: str) -> str:
+    """Return the name of the copy that `copy_policy` makes. `single_file_folder`: for a file outside packages."""
     file = policy_file(name)
     if not file:
         return name
     path = Path(file).expanduser().absolute()
     root = _import_root(path)
-    place = Path(alone) if root == path.parent else _package_copy(root)
+    place = Path(single_file_folder) if root == path.parent else _package_copy_folder(root)
     return f"{place / path.relative_to(root)}{name[len(file) :]}"
 
 
-def copy_policy(name: str, into: Path, *, alone: str) -> str:
+def copy_policy(name: str, into: Path, *, single_file_folder: str) -> str:
     """Copy a policy's file, or its package's imported files. Return the policy's new name."""
     file = policy_file(name)
     if not file:
@@ -106,15 +106,15 @@ def copy_policy(name: str, into: Path, *, alone: str) -> str:
     if not path.is_file():
         raise ConfigError(f"policy {name}: {path}: no such file", file=str(path))
     root = _import_root(path)
-    copies = {path: into / alone / path.name}
+    copies = {path: into / single_file_folder / path.name}
     if root != path.parent:
         import_policy(name, folder=Path())
-        package, there = root / path.relative_to(root).parts[0], into / _package_copy(root)
+        package, there = root / path.relative_to(root).parts[0], into / _package_copy_folder(root)
         copies = {each: there / each.relative_to(root) for each in _imported_files_in_folder(package)}
     for each, copy in copies.items():
         copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copyfile(each, copy)
-    return name_of_copy(name, alone=alone)
+    return name_of_policy_copy(name, single_file_folder=single_file_folder)
 
 
 def _import_root(path: Path) -> Path:
@@ -124,7 +124,7 @@ def _import_root(path: Path) -> Path:
     return folder
 
 
-def _package_copy(root: Path) -> Path:
+def _package_copy_folder(root: Path) -> Path:
     """Return the folder of a package's copy. The folder's name is a digest, because package names may repeat."""
     return Path(PACKAGES) / blake2b(str(root).encode(), digest_size=4).hexdigest()
 
@@ -164,13 +164,13 @@ def _imported_files_in_folder(folder: Path) -> Iterator[Path]:
 # ---- find a policy
 
 
-def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
+def find_policy(name: str, *, folder: Path | None = None, seam: str = "") -> ShippedPolicy:
     """Return a shipped policy, or import a custom policy and create it once as a check. `folder`: base of a custom
     policy's path. Raises ConfigError.
     """
     own = OWN_POLICY.fullmatch(name)
     if own is None:
-        return named(name)
+        return find_shipped_policy(name)
     module = import_policy(name, folder=folder or working_folder())
     what = getattr(module, own["name"], None)
     if what is None or not callable(what):
@@ -178,15 +178,15 @@ def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
         here = ", ".join(name for name in names if not name.startswith("_")) or "none"
         raise ConfigError(f"policy {name}: the module has no class or function {own['name']}; it has {here}")
 
-    def make(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
-        return _policies(name, what, provisioning, settings, seam=seam)
+    def create_policies(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
+        return _call_policy_factory(name, what, provisioning, settings, seam=seam)
 
-    make()
+    create_policies()
     about = (inspect.getdoc(what) or "A custom policy.").partition("\n\n")[0]
-    return Named(name, " ".join(about.split()), make)
+    return ShippedPolicy(name, " ".join(about.split()), create_policies)
 
 
-def _policies(
+def _call_policy_factory(
     name: str, what: Callable[..., Any], provisioning: Provisioning | None, settings: dict[str, Any], *, seam: str
 ) -> Policies:
     """Call `what` to create policies. Default policies serve the seams that the result lacks."""
@@ -206,11 +206,11 @@ def _policies(
         dispatch=made if "dispatch" in answers else HottestFirst(),
         residency=made if "residency" in answers else LoadWhereWanted(provisioning=asked),
         provisioning=asked,
-        awareness=_awareness(name, made),
+        awareness=_policy_awareness(name, made),
     )
 
 
-def _awareness(name: str, made: Any) -> Awareness | None:
+def _policy_awareness(name: str, made: Any) -> Awareness | None:
     said = getattr(made, "awareness", None)
     try:
         return None if said is None else Awareness(said)
@@ -225,9 +225,9 @@ def _implemented_seams(name: str, made: Any, *, seam: str) -> list[str]:
             f"policy {name}: the manager never calls its {slip[0]}; did you mean {slip[1]}? (start a name of"
             " your own that is similar to one of Stoker's with an underscore)"
         )
-    answers = [each for each, asked in SEAMS.items() if hasattr(made, asked[0])]
+    answers = [each for each, asked in SEAM_MEMBERS.items() if hasattr(made, asked[0])]
     for each in answers:
-        lacks = [asked for asked in (*SEAMS[each], *COMMON) if not hasattr(made, asked)]
+        lacks = [asked for asked in (*SEAM_MEMBERS[each], *COMMON_MEMBERS) if not hasattr(made, asked)]
         if lacks:
             base = {"dispatch": "HottestFirst", "residency": "LoadWhereWanted"}.get(each, "KeepBlocks")
             raise ConfigError(
@@ -235,10 +235,10 @@ def _implemented_seams(name: str, made: Any, *, seam: str) -> list[str]:
                 f"stoker.manager.policies.{base}, or from Quiet"
             )
     if not answers:
-        asks = ", ".join(f"{asked[0]} ({each})" for each, asked in SEAMS.items())
+        asks = ", ".join(f"{asked[0]} ({each})" for each, asked in SEAM_MEMBERS.items())
         raise ConfigError(f"policy {name}: it has no method of a seam; a policy has at least one of {asks}")
     if seam and seam not in answers:
-        lacks = [asked for asked in SEAMS[seam] if not hasattr(made, asked)]
+        lacks = [asked for asked in SEAM_MEMBERS[seam] if not hasattr(made, asked)]
         there = answers[0] if answers[0] in POLICY_SETTINGS else "name"
         raise ConfigError(
             f"policy {name}: it is the {seam} policy, but lacks {', '.join(lacks)}; it implements "
@@ -253,11 +253,11 @@ def misspelled_override(made: object) -> tuple[str, str] | None:
     mine: dict[str, Any] = {}
     for kind in reversed(type(made).__mro__[:-1]):
         attributes = {name: value for name, value in vars(kind).items() if not name.startswith("_")}
-        (given if kind.__module__.startswith(_OURS) else mine).update(attributes)
+        (given if kind.__module__.startswith(_STOKER_PACKAGE) else mine).update(attributes)
     for name, value in mine.items():
         if name not in given:
             same_sort = [each for each in given if each not in mine and callable(given[each]) == callable(value)]
-            if close := difflib.get_close_matches(name, same_sort, n=1, cutoff=_NEAR):
+            if close := difflib.get_close_matches(name, same_sort, n=1, cutoff=_MIN_SIMILARITY):
                 return name, close[0]
     return None
 
@@ -282,7 +282,7 @@ class ChosenPolicies(msgspec.Struct, frozen=True):
         return ", ".join(parts)
 
 
-def agreed(sites: Iterable[Site]) -> ChosenPolicies:
+def policies_named_by_all_sites(sites: Iterable[Site]) -> ChosenPolicies:
     """Return the policies that all sites name. Raises ConfigError if two sites differ."""
     found, by = ChosenPolicies(), ""
     for site in sites:
@@ -300,18 +300,17 @@ def agreed(sites: Iterable[Site]) -> ChosenPolicies:
     return found
 
 
-def policies_for(sites: Iterable[Site]) -> Policies:
-    """Create the policies that the sites name. Raises ConfigError."""
-    return _create_policies(agreed(sites), working_folder())
+def create_policies_for_sites(sites: Iterable[Site]) -> Policies:
+    return _create_policies(policies_named_by_all_sites(sites), working_folder())
 
 
-def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: str = "") -> None:
-    chosen = agreed(sites)
+def copy_policies_into_session(folder: SessionFolder, sites: Iterable[Site], *, search_path: str = "") -> None:
+    chosen = policies_named_by_all_sites(sites)
     if chosen == ChosenPolicies():
         return
     try:
         copies = {
-            setting: copy_policy(getattr(chosen, setting), folder.path, alone=f"{COPIES_FOLDER}/{setting}")
+            setting: copy_policy(getattr(chosen, setting), folder.path, single_file_folder=f"{COPIES_FOLDER}/{setting}")
             for setting in POLICY_SETTINGS
         }
         try:
@@ -346,7 +345,7 @@ def read_chosen_policies(folder: SessionFolder) -> ChosenPolicies:
         raise SessionError(f"{file} cannot be read: {error}; it names the policies of the session") from error
 
 
-def policy_in_words(folder: SessionFolder) -> str:
+def describe_policies(folder: SessionFolder) -> str:
     """Return the names of a session's policies; empty for the defaults, or if unreadable."""
     try:
         kept = read_chosen_policies(folder)
@@ -356,17 +355,17 @@ def policy_in_words(folder: SessionFolder) -> str:
     return "" if kept == ChosenPolicies() else str(kept)
 
 
-def policies_of(folder: SessionFolder) -> Policies:
+def create_policies_of_session(folder: SessionFolder) -> Policies:
     kept = read_chosen_policies(folder)
     return default_policies() if kept == ChosenPolicies() else _create_policies(kept, folder.path)
 
 
 def _create_policies(kept: ChosenPolicies, folder: Path) -> Policies:
     sys.path += [each for each in kept.search_path.split(os.pathsep) if each and each not in sys.path]
-    made = find(kept.name, folder=folder).make()
+    made = find_policy(kept.name, folder=folder).make()
     for seam in ("dispatch", "residency"):
         if name := getattr(kept, seam):
-            other = find(name, folder=folder, seam=seam).make(provisioning=made.provisioning)
+            other = find_policy(name, folder=folder, seam=seam).make(provisioning=made.provisioning)
             made = msgspec.structs.replace(made, **{seam: getattr(other, seam)})
     return made
 

@@ -30,7 +30,7 @@ from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.records import SegmentHead
 from stoker.protocol.calls import CallEnd
-from stoker.whole_files import draft_of
+from stoker.whole_files import draft_file
 
 _PACKAGES = ("stoker.manager.core.", "stoker.manager.policies", "stoker.protocol.", "stoker.pilot.core")
 _MODULES = frozenset(
@@ -40,98 +40,100 @@ _MODULES = frozenset(
     }
 )  # fmt: skip
 _CONTAINERS = frozenset({OrderedDict, deque, defaultdict, Counter, set, frozenset, bytearray, complex, range})
-_LOADED = {(each.__module__, each.__qualname__): each for each in _CONTAINERS}
-_ABSENT = "stoker: this field was never set"
-_AT_ONCE = 500
+_LOADABLE_CONTAINERS = {(each.__module__, each.__qualname__): each for each in _CONTAINERS}
+_UNSET = "stoker: this field was never set"
+_NOUNS_PER_PICKLE = 500
 
-Layout = dict[str, list[str]]
+FieldLayout = dict[str, list[str]]
 """The fields of each class, in their order. "*" means `__dict__`."""
 
 # ---- pickles
 
 
-class Unsaveable(StokerError):
+class UnsaveableStateError(StokerError):
     """The state contains an object that a snapshot cannot store."""
 
 
-class Unreadable(StokerError):
+class UnreadableSnapshotError(StokerError):
     """A snapshot is damaged, or of another version."""
 
 
-def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout:
-    """Write an object graph. `modules`: modules of custom policies. Raises Unsaveable, OSError."""
-    pickler = _Pickler(file, modules)
+def write_object_graph(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> FieldLayout:
+    """Write an object graph. `modules`: modules of custom policies. Raises UnsaveableStateError, OSError."""
+    pickler = _GraphPickler(file, modules)
     try:
         pickler.dump(root)
         written = 0
         while written < len(pickler.nouns):
-            some = pickler.nouns[written : written + _AT_ONCE]
+            some = pickler.nouns[written : written + _NOUNS_PER_PICKLE]
             written += len(some)
-            pickler.dump([pickler.state_of(each) for each in some])
+            pickler.dump([pickler.field_values(each) for each in some])
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
-        raise Unsaveable(f"the state cannot be written: {error}") from error
+        raise UnsaveableStateError(f"the state cannot be written: {error}") from error
     return pickler.layout
 
 
-def load(data: bytes | memoryview, layout: Layout, *, modules: Iterable[str] = ()) -> Any:
+def read_object_graph(data: bytes | memoryview, layout: FieldLayout, *, modules: Iterable[str] = ()) -> Any:
     loader = _NounUnpickler(io.BytesIO(data), modules)
     try:
-        loader.compare(layout)
+        loader.check_layout(layout)
         root = loader.load()
         filled = 0
         while filled < len(loader.nouns):
             states = loader.load()
             for noun, state in zip(loader.nouns[filled : filled + len(states)], states, strict=True):
-                loader.fill(noun, state)
+                loader.set_fields(noun, state)
             filled += len(states)
-    except Unreadable:
+    except UnreadableSnapshotError:
         raise
     except Exception as error:  # a pickle from another version may fail in any way
-        raise Unreadable(f"{type(error).__name__}: {error}") from error
+        raise UnreadableSnapshotError(f"{type(error).__name__}: {error}") from error
     return root
 
 
-class _Pickler(pickle.Pickler):
+class _GraphPickler(pickle.Pickler):
     def __init__(self, file: BinaryIO, modules: Iterable[str]) -> None:
         super().__init__(file, protocol=5)
         self._modules = _MODULES | frozenset(modules)
         self.nouns: list[object] = []
-        self.layout: Layout = {}
+        self.layout: FieldLayout = {}
         self._kinds: dict[type, bool] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         noun = self._kinds.get(kind)
         if noun is None:
-            noun = self._kind(kind, obj)
+            noun = self._is_noun_class(kind, obj)
         if not noun:
             return NotImplemented
         self.nouns.append(obj)
         return new_noun, (kind,)
 
-    def _kind(self, kind: type, obj: object) -> bool:
+    def _is_noun_class(self, kind: type, obj: object) -> bool:
         if obj is new_noun or kind in _CONTAINERS:
             return False
         if issubclass(kind, type):
-            if not _is_allowed(obj.__module__, self._modules) and obj not in _CONTAINERS:
-                raise Unsaveable(f"the state contains the class {obj.__module__}.{getattr(obj, '__qualname__', obj)}")
+            if not _is_module_allowed(obj.__module__, self._modules) and obj not in _CONTAINERS:
+                raise UnsaveableStateError(
+                    f"a snapshot cannot store the class {obj.__module__}.{getattr(obj, '__qualname__', obj)}"
+                )
             return False
         name = f"{kind.__module__}.{kind.__qualname__}"
-        if not _is_allowed(kind.__module__, self._modules) or "<locals>" in name:
-            raise Unsaveable(f"the state contains {name}: {obj!r:.80}")
+        if not _is_module_allowed(kind.__module__, self._modules) or "<locals>" in name:
+            raise UnsaveableStateError(f"a snapshot cannot store objects of {name}: {obj!r:.80}")
         is_enum, is_struct = issubclass(kind, enum.Enum), issubclass(kind, msgspec.Struct)
         is_value = issubclass(kind, tuple) or (is_struct and kind.__struct_config__.frozen)  # type: ignore[attr-defined]
         noun = not is_enum and not is_value
         if noun and not is_struct and kind.__eq__ is not object.__eq__:
-            raise Unsaveable(f"the state contains {name}, which is mutable and compares by value")
+            raise UnsaveableStateError(f"a snapshot cannot store {name}, because it is mutable and compares by value")
         if not is_enum:
-            self.layout[_name(kind)] = fields_of(kind)
+            self.layout[_class_name(kind)] = list_fields(kind)
         self._kinds[kind] = noun
         return noun
 
-    def state_of(self, noun: object) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
-        names = [name for name in self.layout[_name(type(noun))] if name != "*"]
-        return tuple([getattr(noun, name, _ABSENT) for name in names]), getattr(noun, "__dict__", None)
+    def field_values(self, noun: object) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+        names = [name for name in self.layout[_class_name(type(noun))] if name != "*"]
+        return tuple([getattr(noun, name, _UNSET) for name in names]), getattr(noun, "__dict__", None)
 
 
 class _NounUnpickler(pickle.Unpickler):
@@ -144,24 +146,24 @@ class _NounUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (new_noun.__module__, new_noun.__qualname__):
             return self._create_empty_object
-        return _LOADED.get((module, name)) or self._class(module, name)
+        return _LOADABLE_CONTAINERS.get((module, name)) or self._find_class(module, name)
 
-    def compare(self, layout: Layout) -> None:
+    def check_layout(self, layout: FieldLayout) -> None:
         for name, fields in layout.items():
             module, _, inner = name.partition(":")
-            if fields_of(self._class(module, inner)) != fields:
-                raise Unreadable(f"the fields of {inner} have changed")
+            if list_fields(self._find_class(module, inner)) != fields:
+                raise UnreadableSnapshotError(f"the fields of {inner} have changed")
 
-    def _class(self, module: str, name: str) -> type:
+    def _find_class(self, module: str, name: str) -> type:
         found: Any = None
-        if _is_allowed(module, self._modules):
+        if _is_module_allowed(module, self._modules):
             found = sys.modules.get(module)
             if found is None and module.startswith("stoker."):
                 found = importlib.import_module(module)
             for part in name.split("."):
                 found = getattr(found, part, None)
         if not isinstance(found, type) or found.__module__ != module:
-            raise Unreadable(f"there is no class {name} in {module}, or it is not allowed in a snapshot")
+            raise UnreadableSnapshotError(f"there is no class {name} in {module}, or it is not allowed in a snapshot")
         return found
 
     def _create_empty_object(self, kind: type) -> Any:
@@ -172,26 +174,26 @@ class _NounUnpickler(pickle.Unpickler):
         self.nouns.append(noun)
         return noun
 
-    def fill(self, noun: Any, state: tuple[tuple[Any, ...], dict[str, Any] | None]) -> None:
+    def set_fields(self, noun: Any, state: tuple[tuple[Any, ...], dict[str, Any] | None]) -> None:
         kind = type(noun)
         names = self._fields.get(kind)
         if names is None:
-            names = self._fields[kind] = [name for name in fields_of(kind) if name != "*"]
+            names = self._fields[kind] = [name for name in list_fields(kind) if name != "*"]
         values, more = state
         put = setattr if isinstance(noun, msgspec.Struct) else object.__setattr__
         for name, value in zip(names, values, strict=True):
-            if type(value) is not str or value != _ABSENT:
+            if type(value) is not str or value != _UNSET:
                 put(noun, name, value)
         if more is not None:
             noun.__dict__.update(more)
 
 
 def new_noun(kind: type) -> object:
-    """Mark a new object of this class in a pickle. Raises Unreadable."""
-    raise Unreadable(f"{kind} can be created only from a snapshot")
+    """Stand for an empty object of this class in a pickle. A call raises UnreadableSnapshotError."""
+    raise UnreadableSnapshotError(f"{kind} can be created only from a snapshot")
 
 
-def fields_of(kind: type) -> list[str]:
+def list_fields(kind: type) -> list[str]:
     if issubclass(kind, msgspec.Struct):
         return list(kind.__struct_fields__)
     slots: list[str] = []
@@ -204,15 +206,15 @@ def fields_of(kind: type) -> list[str]:
     return [name for name in slots if name not in ("__weakref__", "__dict__")] + ([] if bare else ["*"])
 
 
-def _is_allowed(module: str, modules: frozenset[str]) -> bool:
+def _is_module_allowed(module: str, modules: frozenset[str]) -> bool:
     return module in modules or module.startswith(_PACKAGES)
 
 
-def _name(kind: type) -> str:
+def _class_name(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def policies_modules(policies: Policies | None) -> frozenset[str]:
+def list_policy_modules(policies: Policies | None) -> frozenset[str]:
     if policies is None:
         return frozenset()
     own = {type(seam).__module__ for seam in (policies.dispatch, policies.residency, policies.provisioning)}
@@ -231,11 +233,11 @@ class CoreSnapshot(msgspec.Struct, frozen=True):
 
     segment: SegmentHead
     ends: list[CallEnd]
-    layout: Layout
+    layout: FieldLayout
     core: bytes = b""
 
 
-class _File(msgspec.Struct, frozen=True, array_like=True):
+class _SnapshotFile(msgspec.Struct, frozen=True, array_like=True):
     """A snapshot file after its first line. `facts`: encoded snapshot without the core. `sums`: CRC-32 of each part."""
 
     facts: bytes
@@ -243,41 +245,41 @@ class _File(msgspec.Struct, frozen=True, array_like=True):
     sums: tuple[int, int]
 
 
-def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str] = ()) -> int:
-    """Write and sync a snapshot. Return the size in bytes. Raises Unsaveable, OSError."""
+def write_snapshot(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str] = ()) -> int:
+    """Write and sync a snapshot. Return the size in bytes. Raises UnsaveableStateError, OSError."""
     file = io.BytesIO()
-    layout = dump(core, file, modules=modules)
+    layout = write_object_graph(core, file, modules=modules)
     ends = [end for client in core.state.clients.values() if not client.observer for end in client.unacked]
     facts, body = msgspec.msgpack.encode(CoreSnapshot(segment, ends, layout)), file.getvalue()
-    data = _MAGIC + msgspec.msgpack.encode(_File(facts, body, (zlib.crc32(facts), zlib.crc32(body))))
-    with draft_of(path, draft=path.with_name(f"{path.name}.draft"), sync=True) as draft:
+    data = _MAGIC + msgspec.msgpack.encode(_SnapshotFile(facts, body, (zlib.crc32(facts), zlib.crc32(body))))
+    with draft_file(path, draft=path.with_name(f"{path.name}.draft"), sync=True) as draft:
         draft.touch(mode=0o600)
         draft.write_bytes(data)
     return len(data)
 
 
-def read(path: Path) -> CoreSnapshot:
-    """Read a snapshot. Raises Unreadable, except if only the core is damaged."""
+def read_snapshot(path: Path) -> CoreSnapshot:
+    """Read a snapshot. Raises UnreadableSnapshotError, except if only the core is damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise Unreadable(f"{path}: {error.strerror}") from error
+        raise UnreadableSnapshotError(f"{path}: {error.strerror}") from error
     if not data.startswith(_MAGIC):
-        raise Unreadable(f"{path} is not a snapshot of this version")
+        raise UnreadableSnapshotError(f"{path} is not a snapshot of this version")
     try:
-        file = msgspec.msgpack.decode(memoryview(data)[len(_MAGIC) :], type=_File)
+        file = msgspec.msgpack.decode(memoryview(data)[len(_MAGIC) :], type=_SnapshotFile)
         if zlib.crc32(file.facts) != file.sums[0]:
-            raise Unreadable(f"{path} is damaged")
+            raise UnreadableSnapshotError(f"{path} is damaged")
         found = msgspec.msgpack.decode(file.facts, type=CoreSnapshot)
     except UNREADABLE as error:
-        raise Unreadable(f"{path} is damaged, or of another version: {error}") from error
+        raise UnreadableSnapshotError(f"{path} is damaged, or of another version: {error}") from error
     return msgspec.structs.replace(found, core=file.core) if zlib.crc32(file.core) == file.sums[1] else found
 
 
-def restored(snapshot: CoreSnapshot, *, modules: Iterable[str] = ()) -> Core:
+def load_core(snapshot: CoreSnapshot, *, modules: Iterable[str] = ()) -> Core:
     if not snapshot.core:
-        raise Unreadable("the core in the snapshot is damaged")
-    core = load(snapshot.core, snapshot.layout, modules=modules)
+        raise UnreadableSnapshotError("the core in the snapshot is damaged")
+    core = read_object_graph(snapshot.core, snapshot.layout, modules=modules)
     if not isinstance(core, Core):
-        raise Unreadable("the snapshot contains no core")
+        raise UnreadableSnapshotError("the snapshot contains no core")
     return core

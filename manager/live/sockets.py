@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 import zmq
 
 from stoker.contexts.folders import state_folder
-from stoker.dealer import next_event, open_monitor_socket
+from stoker.dealer import open_monitor_socket, read_monitor_event
 from stoker.errors import ProtocolError, SessionError
 from stoker.log_files import RateLimitedLog
 from stoker.manager.core.events import FromClient, FromPilot
 from stoker.manager.core.state import State
 from stoker.manager.live import lease
-from stoker.manager.live.admission import KnownKeys, Role, UnprovenConnections, User, foreign
+from stoker.manager.live.admission import KeyOwner, KnownKeys, PeerRole, UnprovenConnections, explain_wrong_block
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol.ids import ClientId, PilotId
 from stoker.protocol.session import IDENTITY_MARK, SessionFolder
@@ -38,9 +38,9 @@ FRAME_LIMIT_BYTES = 64 * 1024 * 1024
 """Maximum frame size. Payloads over 1 MB are sent as objects."""
 HANDSHAKE_MS = 5_000
 PORTS = (21000, 21999)
-TELL_S = 5.0
+REFUSAL_REPORT_S = 5.0
 """Minimum seconds between reports of refused frames to the core. A client's message causes a report at once."""
-_MOST_NAMED = 5
+_MAX_NAMED_SESSIONS = 5
 
 
 class PortsTakenError(SessionError):
@@ -48,9 +48,9 @@ class PortsTakenError(SessionError):
 
 
 def ports_taken_error(folder: SessionFolder, *, interface: str, ports: tuple[int, int]) -> PortsTakenError:
-    """Return the error. A restarted manager keeps its range, because compute nodes may reach no other ports."""
+    """Return an error that names the sessions on these ports. A restarted manager keeps its range of ports."""
     names = list(_sessions_using_ports(ports, but=folder))
-    by = f" (by session{'s' * (len(names) != 1)} {', '.join(names[:_MOST_NAMED])})" if names else ""
+    by = f" (by session{'s' * (len(names) != 1)} {', '.join(names[:_MAX_NAMED_SESSIONS])})" if names else ""
     text = f"the manager cannot listen on {interface}: ports {ports[0]}-{ports[1]} are all taken{by}"
     if not folder.file.exists():
         return PortsTakenError(f"{text}; name other ports ([session] ports in the site file)")
@@ -66,19 +66,19 @@ def _sessions_using_ports(ports: tuple[int, int], *, but: SessionFolder) -> Iter
         folder = SessionFolder(link.resolve())
         if folder.path == but.path.resolve():
             continue
-        with suppress(SessionError, ValueError):  # the session is gone or its file is damaged
-            holder, file = lease.read_if_whole(folder.lease), folder.read()
+        with suppress(SessionError, ValueError):  # skip sessions that are gone or damaged
+            holder, file = lease.read_lease_or_none(folder.lease), folder.read()
             port = urlsplit(file.address).port or 0
-            if holder is not None and lease.is_alive(holder) and ports[0] <= port <= ports[1]:
+            if holder is not None and lease.is_holder_alive(holder) and ports[0] <= port <= ports[1]:
                 yield file.session
 
 
-def name_of(identity: bytes) -> bytes:
+def peer_name(identity: bytes) -> bytes:
     """Return a peer's name, without the secret of its connection."""
     return identity.partition(IDENTITY_MARK)[0]
 
 
-def text_of(name: bytes) -> str:
+def printable_name(name: bytes) -> str:
     """Return a peer's name as text; empty if it is not printable UTF-8."""
     try:
         text = name.decode()
@@ -104,7 +104,7 @@ class ManagerSockets:
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP)
         self._keys = KnownKeys(folder)
-        self._users: dict[str, User] = {}
+        self._users: dict[str, KeyOwner] = {}
         """Key owners by the text that ZeroMQ attaches to every frame."""
         self._identities: dict[bytes, bytes] = {}
         """By peer name: connection identity, if it differs from the name."""
@@ -121,22 +121,22 @@ class ManagerSockets:
         self.router.setsockopt(zmq.CURVE_PUBLICKEY, server.public.encode())
         self._monitor = open_monitor_socket(self.router, _WATCHED)
         try:
-            self.address = self._bind(folder, address, interface, ports, any_port=any_port)
+            self.address = self._listen(folder, address, interface, ports, any_port=any_port)
         except SessionError:
             self.close()
             raise
         self._poller = zmq.Poller()
         for socket in (self.router, self._zap, self._monitor):
             self._poller.register(socket, zmq.POLLIN)
-        self._by_fd: dict[int, bytes] = {}
-        self._fds: dict[bytes, int] = {}
+        self._identity_of_fd: dict[int, bytes] = {}
+        self._fd_of_identity: dict[bytes, int] = {}
         self._unproven = UnprovenConnections()
-        self._closed: set[int] = set()
+        self._broken_fds: set[int] = set()
         """Descriptors of broken connections, which may still have unread frames."""
         self._read_after_break: list[bytes] = []
         """Identities of disconnected peers whose frame was read from a broken connection."""
 
-    def _bind(
+    def _listen(
         self, folder: SessionFolder, address: str, interface: str, ports: tuple[int, int], *, any_port: bool
     ) -> str:
         if address:
@@ -162,43 +162,43 @@ class ManagerSockets:
 
     @property
     def has_unread_connection(self) -> bool:
-        return len(self._unproven.places) > 0
+        return len(self._unproven.unproven) > 0
 
-    def watch(self, fd: int) -> None:
+    def watch_descriptor(self, fd: int) -> None:
         self._poller.register(fd, zmq.POLLIN)
 
-    def unwatch(self, fd: int) -> None:
+    def unwatch_descriptor(self, fd: int) -> None:
         self._poller.unregister(fd)
 
     def wait(self, timeout_ms: int) -> list[str]:
-        """Wait for messages or `timeout_ms`. Return peers whose connection broke. Handle these peers before `frames`,
-        because frames may come from a new connection.
+        """Wait for messages or `timeout_ms`. Return peers whose connection broke. Handle these peers before
+        `read_frames`, because frames may come from a new connection.
         """
-        broken = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
+        broken = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fd_of_identity]
         self._read_after_break.clear()
         ready = dict(self._poller.poll(0 if broken else timeout_ms))
         if len(ready) != 1 or self.router not in ready:
-            broken += self._broken()
-            self._answer_key_checks()
-        pairs = [(name_of(identity), identity) for identity in broken]
-        taken = [text_of(name) for name, identity in pairs if self._identities.get(name, name) == identity]
+            broken += self._read_broken_connections()
+            self._answer_key_check_requests()
+        pairs = [(peer_name(identity), identity) for identity in broken]
+        taken = [printable_name(name) for name, identity in pairs if self._identities.get(name, name) == identity]
         return [name for name in taken if name]
 
-    def _broken(self) -> Iterator[bytes]:
+    def _read_broken_connections(self) -> Iterator[bytes]:
         while self._monitor.poll(0):
-            event, descriptor = next_event(self._monitor)
+            event, descriptor = read_monitor_event(self._monitor)
             if event == zmq.EVENT_ACCEPTED:
-                self._closed.discard(descriptor)
-                self._unproven.accepted(descriptor)
+                self._broken_fds.discard(descriptor)
+                self._unproven.add_connection(descriptor)
             elif event == zmq.EVENT_DISCONNECTED:
-                self._closed.add(descriptor)
-                self._unproven.settled(descriptor)
-                peer = self._by_fd.pop(descriptor, None)
-                if peer is not None and self._fds.get(peer) == descriptor:
-                    del self._fds[peer]
+                self._broken_fds.add(descriptor)
+                self._unproven.remove_connection(descriptor)
+                peer = self._identity_of_fd.pop(descriptor, None)
+                if peer is not None and self._fd_of_identity.get(peer) == descriptor:
+                    del self._fd_of_identity[peer]
                     yield peer
 
-    def frames(self, most: int = 2000) -> Iterator[tuple[User, bytes, Any]]:
+    def read_frames(self, most: int = 2000) -> Iterator[tuple[KeyOwner, bytes, Any]]:
         """Yield the key owner, connection identity and bytes of each frame."""
         router, again = self.router, zmq.Again
         for _ in range(most):
@@ -212,36 +212,36 @@ class ManagerSockets:
             text = str(body.get("User-Id"))
             user = self._users.get(text)
             if user is None:
-                user = self._users[text] = User.parse(text)
+                user = self._users[text] = KeyOwner.parse(text)
             fd = body.get(zmq.SRCFD)
-            if fd in self._closed:
+            if fd in self._broken_fds:
                 self._read_after_break.append(peer)
-            elif self._fds.get(peer) != fd:
-                self._unproven.settled(fd)
-                self._fds[peer] = fd
-                self._by_fd[fd] = peer
+            elif self._fd_of_identity.get(peer) != fd:
+                self._unproven.remove_connection(fd)
+                self._fd_of_identity[peer] = fd
+                self._identity_of_fd[fd] = peer
             yield user, peer, body.buffer
 
-    def _answer_key_checks(self) -> None:
+    def _answer_key_check_requests(self) -> None:
         while self._zap.poll(0):
             version, request, _domain, _address, _identity, mechanism, *credentials = self._zap.recv_multipart()
-            user = self._keys.user_of_public_key(credentials[0]) if mechanism == b"CURVE" and credentials else None
+            user = self._keys.find_key_owner(credentials[0]) if mechanism == b"CURVE" and credentials else None
             if user is None:
                 self._zap.send_multipart([version, request, b"400", b"not a key of the session", b"", b""])
             else:
                 self._zap.send_multipart([version, request, b"200", b"OK", str(user).encode(), b""])
 
-    def take(self, name: bytes, identity: bytes) -> None:
+    def remember_connection(self, name: bytes, identity: bytes) -> None:
         if name != identity and self._identities.get(name) != identity:
             self._identities[name] = identity
 
-    def forget(self, name: bytes) -> None:
+    def forget_connection(self, name: bytes) -> None:
         self._identities.pop(name, None)
 
     def send(self, peer: bytes, frame: bytes) -> bool:
-        return self.answer(self._identities.get(peer, peer), frame)
+        return self.send_to_connection(self._identities.get(peer, peer), frame)
 
-    def answer(self, identity: bytes, frame: bytes) -> bool:
+    def send_to_connection(self, identity: bytes, frame: bytes) -> bool:
         try:
             self.router.send_multipart([identity, frame], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -265,48 +265,50 @@ class EventReader:
         self._sockets = sockets
         self._state = state
         self._read_client = wire.from_client_decoder()
-        self._read_pilot = wire.from_pilot()
+        self._read_pilot = wire.from_pilot_decoder()
         self._refused: Counter[str] = Counter()
         self._told_at = now
 
-    def decode_peer_frame(self, user: User, peer: bytes, data: memoryview) -> FromPilot | FromClient | None:
+    def decode_peer_frame(self, user: KeyOwner, peer: bytes, data: memoryview) -> FromPilot | FromClient | None:
         """Return the event, or None for a refused frame. `user`: the owner of the sender's key."""
         role = user.role
         try:
-            name = text_of(name_of(peer))
+            name = printable_name(peer_name(peer))
             if not name:
                 raise ProtocolError("its identity is not a peer name: at least one character of printable UTF-8")
-            if role is Role.CLIENT:
+            if role is PeerRole.CLIENT:
                 asked = self._read_client(data)
                 return FromClient(ClientId(name), asked.sequence, asked.messages)
             frame = self._read_pilot(data)
         except ProtocolError as error:
-            self._refuse_unreadable(role, peer, data, error)
+            self._refuse_unreadable_frame(role, peer, data, error)
             return None
         event = FromPilot(PilotId(name), frame.sequence, frame.messages)
         if user.block:
-            why = foreign(self._state, event.pilot, event.messages, block=user.block)
+            why = explain_wrong_block(self._state, event.pilot, event.messages, block=user.block)
             if why:
-                self._sockets.answer(peer, wire.encode([to_pilot.PilotRefused(why)]))
-                self.count("frame with the key of another block")
+                self._sockets.send_to_connection(peer, wire.encode([to_pilot.PilotRefused(why)]))
+                self.count_refused_frame("frame with the key of another block")
                 self.log.warning(f"block {user.block}", f"refused a frame: {why}")
                 return None
         return event
 
-    def _refuse_unreadable(self, role: Role, peer: bytes, data: memoryview, error: Exception) -> None:
+    def _refuse_unreadable_frame(self, role: PeerRole, peer: bytes, data: memoryview, error: Exception) -> None:
         stranger = wire.decode_other_version_hello(data)
         if stranger is not None:
-            why = wire.why_not(stranger, session=self._state.session)
-            refused = to_pilot.PilotRefused(why) if role is Role.PILOT else to_client.ClientRefused(why)
-            self._sockets.answer(peer, wire.encode([refused]))
-        self.count(f"{role.value} of another version" if stranger else "frame that the protocol does not define")
+            why = wire.explain_mismatch(stranger, session=self._state.session)
+            refused = to_pilot.PilotRefused(why) if role is PeerRole.PILOT else to_client.ClientRefused(why)
+            self._sockets.send_to_connection(peer, wire.encode([refused]))
+        self.count_refused_frame(
+            f"{role.value} of another version" if stranger else "frame that the protocol does not define"
+        )
         self.log.warning(f"{role.value} {peer!r}", f"refused a frame of {role.value} {peer!r}: {error}")
 
-    def count(self, kind: str) -> None:
+    def count_refused_frame(self, kind: str) -> None:
         self._refused[kind] += 1
 
     def take_refusal_counts(self, now: float, *, at_once: bool) -> dict[str, int]:
-        if not self._refused or (not at_once and now - self._told_at < TELL_S):
+        if not self._refused or (not at_once and now - self._told_at < REFUSAL_REPORT_S):
             return {}
         counts, self._refused = dict(self._refused), Counter()
         self._told_at = now

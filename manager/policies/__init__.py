@@ -13,20 +13,20 @@ from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.dispatch import HottestFirst, ShortestFirst
 from stoker.manager.policies.prompt_tuner import prompt_tuner
-from stoker.manager.policies.provisioning import KeepBlocks, TakeWhatComes
+from stoker.manager.policies.provisioning import ExternalPilots, KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted, WholeDevice
 from stoker.manager.policies.slinfer import slinfer
 from stoker.site import describe_unknown_policy
 
 __all__ = [
-    "SHIPPED", "HottestFirst", "KeepBlocks", "LoadWhereWanted", "Named", "Quiet", "TakeWhatComes", "default_policies",
-    "named",
+    "SHIPPED", "ExternalPilots", "HottestFirst", "KeepBlocks", "LoadWhereWanted", "Quiet", "ShippedPolicy",
+    "default_policies", "find_shipped_policy",
 ]  # fmt: skip
 
 DEFAULT = "default"
 
 
-class Named(msgspec.Struct, frozen=True):
+class ShippedPolicy(msgspec.Struct, frozen=True):
     """`about`: one sentence for users. `make`: returns new policies for `provisioning=` and the settings."""
 
     name: str
@@ -42,28 +42,32 @@ def _policies(residency: type[LoadWhereWanted], dispatch: type[HottestFirst] = H
     return make
 
 
-SHIPPED: dict[str, Named] = {
+SHIPPED: dict[str, ShippedPolicy] = {
     policy.name: policy
     for policy in (
-        Named(
+        ShippedPolicy(
             DEFAULT,
             "Keeps contexts loaded: a call runs in the most recently used free library; a context is loaded when this"
             " saves time.",
             _policies(LoadWhereWanted),
         ),
-        Named(
+        ShippedPolicy(
             "shortest-first",
             "As default, but the call with the shortest expected run time runs first.",
             _policies(LoadWhereWanted, ShortestFirst),
         ),
-        Named("exclusive", "A library gets a whole device, whatever its context needs.", _policies(WholeDevice)),
-        Named("prompt-tuner", "Gives calls with deadlines as many devices as they need, in rounds.", prompt_tuner),
-        Named(
+        ShippedPolicy(
+            "exclusive", "A library gets a whole device, whatever its context needs.", _policies(WholeDevice)
+        ),
+        ShippedPolicy(
+            "prompt-tuner", "Gives calls with deadlines as many devices as they need, in rounds.", prompt_tuner
+        ),
+        ShippedPolicy(
             "slinfer",
             "Language models share devices step by step; a call whose tokens would be late is dropped.",
             slinfer,
         ),
-        Named(
+        ShippedPolicy(
             "arlo",
             "Runs a call in the shortest runtime that fits its length, and divides devices by the lengths of calls.",
             arlo,
@@ -73,7 +77,7 @@ SHIPPED: dict[str, Named] = {
 """Shipped policies by name, as listed in `stoker.site`."""
 
 
-def named(name: str) -> Named:
+def find_shipped_policy(name: str) -> ShippedPolicy:
     """Return a shipped policy. Raises ConfigError, with the nearest name, if the name is unknown."""
     found = SHIPPED.get(name)
     if found is None:

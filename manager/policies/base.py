@@ -1,6 +1,6 @@
 """Base class of policies, and the default order in which libraries get waiting calls.
 
-A dispatch policy derived from `Quiet` must implement `place`, `pull`, `dry` and `window`.
+A dispatch policy derived from `Quiet` must implement `place`, `pull`, `out_of_calls` and `window`.
 """
 
 from __future__ import annotations
@@ -12,50 +12,49 @@ from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdv
 from stoker.manager.core.nouns import Context, Library
 from stoker.manager.core.seams import Action, Changes, View
 
-SATED = 4  # The search stops after this number of least loaded libraries in a row that accept no call
+MOST_FULL_LIBRARIES_IN_A_ROW = 4  # After this many libraries that accept no call, the search for a library stops
 
 _MOST_EXAMINED = 16
-_MOST_COMPARED = 8  # Free libraries compared per speed
+_MOST_COMPARED = 8  # Maximum free libraries of one speed that are compared by load
 
 
 def free_libraries_fastest_first(context: Context) -> Iterator[Library]:
-    """Yield free libraries: fastest first if speeds are known, else last used first. Libraries on shared devices count
-    as slower.
-    """
+    """Yield free libraries, fastest first; last used first if speeds are unknown. Shared devices count as slower."""
     by_speed = context.index.free_libraries_by_speed()
     if not by_speed:
-        return context.index.hottest()
+        return context.index.free_libraries_hottest_first()
     some = [library for free in by_speed for library in islice(free, _MOST_COMPARED)]
     some.sort(key=_load_per_speed)
-    return chain(some, context.index.hottest())
+    return chain(some, context.index.free_libraries_hottest_first())
 
 
 def _load_per_speed(library: Library) -> float:
     neighbours = (other for device in library.devices for other in device.libraries.values() if other is not library)
     calls = 1 + library.load / library.slots + sum(bool(other.held) for other in neighbours)
-    return calls / library.context.speeds.get(library.kind)
+    return calls / library.context.speeds.speed_of_kind(library.kind)
 
 
 def libraries_hottest_first(view: View, context: Context) -> Iterator[Library]:
-    """Yield the library of the current burst, then free libraries, then the least loaded. Each library pulls calls
-    before the next library is yielded.
+    """Yield the library that got calls at this moment, then free libraries, then the least loaded. The caller sends
+    calls to each library before it takes the next.
     """
     queue, index, burst = context.queue, context.index, context.index.burst
     if burst is not None and burst.at == view.now:
         yield burst.library
-    for some in (_MOST_EXAMINED, len(index.free)) if index.free else ():  # usually the first libraries take all calls
+    for some in (_MOST_EXAMINED, len(index.free)) if index.free else ():  # try a few first, which usually suffice
         for library in tuple(islice(free_libraries_fastest_first(context), some)) if queue.count else ():
             yield library
-            if queue.single() is None:  # only gangs wait, and gangs need no further library
+            if queue.first_single_call() is None:  # all waiting calls are gangs
                 return
     before = -1
-    # With several slots, the last calls are sent to the least loaded libraries.
+    # If libraries have several slots, repeat the search: a free library may take more calls until its slots are full.
     while queue.count != before and index.free and context.slots > 1:
         before = queue.count
         yield from tuple(islice(free_libraries_fastest_first(context), _MOST_EXAMINED))
     while queue.count:
         before = queue.count
-        yield from tuple(islice(index.least_loaded(), SATED))  # a copy, because a library that takes calls moves
+        # Copy the libraries from the index, because they change places in it when they take calls.
+        yield from tuple(islice(index.libraries_with_backlog_room(), MOST_FULL_LIBRARIES_IN_A_ROW))
         if queue.count == before:
             return
 
@@ -79,7 +78,7 @@ class Quiet:
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
         return ()
 
-    def rests(self, view: View) -> bool:  # noqa: ARG002
+    def may_skip_rounds(self, view: View) -> bool:  # noqa: ARG002
         return False
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
@@ -94,5 +93,5 @@ class Quiet:
     def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:  # noqa: ARG002
         return ()
 
-    def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:  # noqa: ARG002
+    def pace_advised(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:  # noqa: ARG002
         return ()

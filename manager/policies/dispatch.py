@@ -10,12 +10,12 @@ free. If enough libraries are ready, free libraries are kept for the next gang.
 
 A call waits for a faster device kind in two cases. Faster libraries would finish the remaining work before a slow
 library finishes this call. Or only a faster library meets the call's deadline. The remaining work is the queue, and the
-calls that open maps have not submitted yet. Without a map, this work is known once no call has arrived for two run
-times.
+calls that open maps have not submitted yet. Without a map, the policy assumes that no more calls come if none has
+arrived for twice the run time of a call.
 
 The forecast is list scheduling on the faster libraries: these libraries finish their running calls, then share the
-remaining calls. A run that is overdue is expected to take as long again as it is overdue, so no call waits long for a
-library that hangs. Short calls, calls of libraries with several slots, and calls without measured speeds do not wait.
+remaining calls. A run that is s seconds overdue is expected to take s more seconds, so that calls do not wait long for
+a library that hangs. Short calls, calls of libraries with several slots, and calls without measured speeds do not wait.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from itertools import chain, islice
 
 from stoker.manager.core.deadlines import expected_run_s, has_time_for_call
 from stoker.manager.core.nouns import Call, Context, Library
-from stoker.manager.core.per_context import Burst, run_s_on
+from stoker.manager.core.per_context import Burst, expected_seconds_on_kind
 from stoker.manager.core.seams import Action, Send, SendGang, TakeBack, Timer, View
 from stoker.manager.policies.base import Quiet, free_libraries_fastest_first
 from stoker.protocol.ids import LibraryId
@@ -61,20 +61,20 @@ class HottestFirst(Quiet):
         most = context.recipe.calls_per_library
         if most:
             return min(library.slots, most - library.served)
-        if not context.runs or library.stuck:
+        if not context.runs or library.is_stuck:
             return library.slots
-        run_s = run_s_on(context.speeds, context, library.kind)
+        run_s = expected_seconds_on_kind(context.speeds, context, library.kind)
         if run_s > self.prefetch_s:
             return library.slots
         return library.slots * (1 + min(self.prefetch_calls, int(self.prefetch_s / (run_s + 1e-6))))
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
         context, group = call.group.context, call.group
-        # A gang delays other calls only if enough libraries for the gang are ready.
-        if context.queue.count and (context.queue.single() is not None or _next_gang(context) is not None):
+        # Waiting calls go first. A waiting gang counts only if enough libraries for it are ready.
+        if context.queue.count and (context.queue.first_single_call() is not None or _next_gang(context) is not None):
             return None
         if group.options.gang[1] > 1:
-            return self._gang(context, call)
+            return self._start_gang_if_ready(context, call)
         burst = context.index.burst
         if burst is not None and group.cost.runs and self._joins_burst(view, burst, call):
             return burst.library.id
@@ -87,8 +87,8 @@ class HottestFirst(Quiet):
                 again_s = faster_device_wait_s(view, library, call) if context.speeds.of else 0.0
                 return Timer(view.now + again_s, context.recipe.key) if again_s else library.id
         if group.cost.runs and group.cost.run_s <= self.prefetch_s:
-            for library in islice(context.index.least_loaded(), _MOST_COMPARED):
-                if not library.stuck:  # the next libraries have at least this load
+            for library in islice(context.index.libraries_with_backlog_room(), _MOST_COMPARED):
+                if not library.is_stuck:  # do not look further: the next libraries have the same load or more
                     has_room = library.load < self.window(view, library) and library.admits(call)
                     return library.id if has_room else None
         return None
@@ -96,12 +96,12 @@ class HottestFirst(Quiet):
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
         """Return the number of free slots, plus a fair share of the queue if the next calls are short."""
         context = library.context
-        load = len(library.held) + len(library.zombies)
+        load = len(library.held) + len(library.withdrawn_calls)
         free = library.slots - load
         room = self.window(view, library) - load
-        head, gang = context.queue.single(), _next_gang(context)
+        head, gang = context.queue.first_single_call(), _next_gang(context)
         if gang is not None and (head is None or context.queue.is_before(gang, head)):
-            start = self._gang(context, gang)
+            start = self._start_gang_if_ready(context, gang)
             return (start,) if start is not None else 0
         if head is None:
             return 0
@@ -121,18 +121,18 @@ class HottestFirst(Quiet):
         share = max(_call_quota_by_speed(library), frame)
         return min(room, max(free, share - max(0, -free)))
 
-    def dry(self, view: View, library: Library) -> Iterable[Action]:
+    def out_of_calls(self, view: View, library: Library) -> Iterable[Action]:
         """Take calls back from the backlog of another library, if this saves time."""
         context = library.context
         most = list(islice(context.index.libraries_by_backlog(), _MOST_COMPARED))
         if not most or _next_gang(context) is not None:
             return ()
-        victim = max(most, key=lambda other: other.load - other.taking)
-        waiting = victim.load - victim.taking - victim.slots
+        victim = max(most, key=lambda other: other.load - other.calls_requested_back)
+        waiting = victim.load - victim.calls_requested_back - victim.slots
         if victim is library or waiting <= 0:
             return ()
-        run_s, there_s = (run_s_on(context.speeds, context, each.kind) for each in (library, victim))
-        if waiting * there_s < max(self.prefetch_s / 4, self._burst_limit_s(view)):  # too little work for a message
+        run_s, there_s = (expected_seconds_on_kind(context.speeds, context, each.kind) for each in (library, victim))
+        if waiting * there_s < max(self.prefetch_s / 4, self._burst_limit_s(view)):  # too little work to move
             return ()
         share = there_s / (run_s + there_s) if context.speeds.of and run_s else 0.5
         return (TakeBack(victim.id, math.ceil(waiting * share)),)
@@ -143,7 +143,7 @@ class HottestFirst(Quiet):
         for library in (
             tuple(islice(free_libraries_fastest_first(context), 2 * _MOST_COMPARED)) if context is not None else ()
         ):
-            answer, head = self.pull(view, library), library.context.queue.single()
+            answer, head = self.pull(view, library), library.context.queue.first_single_call()
             if not isinstance(answer, int):
                 yield from answer
             elif answer > 0 and head is not None and library.admits(head):
@@ -151,7 +151,7 @@ class HottestFirst(Quiet):
 
     def _send_later_call(self, view: View, library: Library, again_s: float) -> Iterable[Action]:
         context = library.context
-        for call in context.queue.first(_MOST_COMPARED, looks=_MOST_COMPARED):
+        for call in context.queue.first_calls(_MOST_COMPARED, max_examined=_MOST_COMPARED):
             able = call.group.options.gang[1] == 1 and library.admits(call) and has_time_for_call(view, library, call)
             if able and not faster_device_wait_s(view, library, call):
                 return (Send(call.id, library.id),)
@@ -167,7 +167,7 @@ class HottestFirst(Quiet):
         room = library.load < self.window(view, library) and library.admits(call)
         return room and has_time_for_call(view, library, call)
 
-    def _gang(self, context: Context, call: Call) -> SendGang | None:
+    def _start_gang_if_ready(self, context: Context, call: Call) -> SendGang | None:
         smallest, largest = call.group.options.gang
         free = [id for id, library in reversed(context.index.free.items()) if library.admits(call)]
         return SendGang(call.id, tuple(free[:largest])) if len(free) >= smallest else None
@@ -177,15 +177,19 @@ def _call_quota_by_speed(library: Library) -> int:
     context, speeds = library.context, library.context.speeds
     if not speeds.of:
         return -(-context.queue.count // len(context.libraries))
-    mine = speeds.get(library.kind)
-    together = sum(len(some) * speeds.get(kind) for kind, some in context.index.of_kind.items())
+    mine = speeds.speed_of_kind(library.kind)
+    together = sum(len(some) * speeds.speed_of_kind(kind) for kind, some in context.index.of_kind.items())
     return math.ceil(context.queue.count * mine / max(mine, together))
 
 
 def _call_quota_by_load(library: Library) -> int:
     """Return how many queued calls a library may take, so that free libraries get about equal loads."""
     context = library.context
-    others = [each.load for each in islice(context.index.hottest(), _MOST_COMPARED) if each is not library]
+    others = [
+        each.load
+        for each in islice(context.index.free_libraries_hottest_first(), _MOST_COMPARED)
+        if each is not library
+    ]
     if not others:
         return library.slots
     return max(0, min(others) + -(-context.queue.count // (len(others) + 1)) - library.load)
@@ -193,7 +197,7 @@ def _call_quota_by_load(library: Library) -> int:
 
 def _libraries_with_free_slot(context: Context) -> Iterable[Library]:
     """Yield free libraries: by speed if known, by load if they have several slots, else the last used first."""
-    hottest = context.index.hottest()
+    hottest = context.index.free_libraries_hottest_first()
     first = next(hottest, None)
     if first is None or first.slots == 1 or context.speeds.of:
         return free_libraries_fastest_first(context)
@@ -203,10 +207,10 @@ def _libraries_with_free_slot(context: Context) -> Iterable[Library]:
 
 
 def _next_gang(context: Context) -> Call | None:
-    if not context.queue.gangs:
+    if not context.queue.gang_count:
         return None
     ready = sum(library.is_serving for library in context.libraries.values())
-    return context.queue.gang(most=ready) if ready else None
+    return context.queue.first_gang_call(max_libraries=ready) if ready else None
 
 
 class ShortestFirst(HottestFirst):
@@ -217,8 +221,8 @@ class ShortestFirst(HottestFirst):
 
 # ---- waits for a faster device kind
 
-LEAST_GAIN_S = 0.05
-_ROUNDS = 2.0  # No more calls are expected after this number of run times without a new call
+LEAST_TIME_SAVED_S = 0.05
+_ROUNDS = 2.0  # If no call arrives for this many run times, the policy expects no more calls
 
 
 def faster_device_wait_s(view: View, library: Library, call: Call) -> float:
@@ -227,7 +231,7 @@ def faster_device_wait_s(view: View, library: Library, call: Call) -> float:
     if library.slots > 1 or call.group.context is not context:
         return 0.0
     here_s = expected_run_s(library, call)
-    if here_s <= LEAST_GAIN_S:
+    if here_s <= LEAST_TIME_SAVED_S:
         return 0.0
     rest = _remaining_calls(view, context, call)
     faster = _forecast_faster_libraries(view, library, call, rest=rest)
@@ -236,8 +240,8 @@ def faster_device_wait_s(view: View, library: Library, call: Call) -> float:
     free_in_s, soonest_s, all_s = faster
     due_at = call.group.options.objective.deadline_at if not call.late else 0.0
     in_time_there = bool(due_at) and view.now + here_s > due_at >= view.now + soonest_s
-    if in_time_there or (rest is not None and here_s - all_s > LEAST_GAIN_S):
-        return max(LEAST_GAIN_S, free_in_s, here_s / 20)
+    if in_time_there or (rest is not None and here_s - all_s > LEAST_TIME_SAVED_S):
+        return max(LEAST_TIME_SAVED_S, free_in_s, here_s / 20)
     return 0.0
 
 
@@ -253,14 +257,12 @@ def _remaining_calls(view: View, context: Context, call: Call) -> int | None:
 def _forecast_faster_libraries(
     view: View, library: Library, call: Call, *, rest: int | None
 ) -> tuple[float, float, float] | None:
-    """Return the seconds until a faster library is free, until a faster library has run a call, and until all calls
-    have run.
-    """
+    """Return the seconds until a faster library is free, until it has run the call, and until all calls have run."""
     context = library.context
-    mine = context.speeds.get(library.kind)
-    count, some = 0, list[tuple[float, float]]()  # Pairs: seconds until a library is free, seconds of a run
+    mine = context.speeds.speed_of_kind(library.kind)
+    count, some = 0, list[tuple[float, float]]()  # By library: seconds until it is free, seconds of a run on it
     for kind, libraries in context.index.of_kind.items():
-        if context.speeds.get(kind) > mine:
+        if context.speeds.speed_of_kind(kind) > mine:
             count += len(libraries)
             for other in islice(libraries.values(), _MOST_COMPARED):
                 run_s = expected_run_s(other, call)
@@ -274,7 +276,7 @@ def _forecast_faster_libraries(
     run_s = len(some) / rate
     usual_s = call.group.cost.run_s
     calls = 1 + (rest or 0) * (context.run_s / usual_s if usual_s else 1.0)
-    # Calls are not divisible: on average the last library finishes half a run after an even share of the work.
+    # A call runs as a whole, so the last library ends on average half a run later than if the work were divided evenly.
     all_s = calls * run_s / count + begun / rate + (1 - 1 / count) * run_s / 2
     soonest_s = min(free_s + run_s for free_s, run_s in some)
     return min(free_s for free_s, _ in some), soonest_s, max(all_s, soonest_s)

@@ -1,8 +1,8 @@
 """Limit the number of a context's libraries, and unload idle libraries (keep-alive: SLINFER §II-B).
 
 `IdleTimers` unloads each library, or puts it to sleep, after a fixed idle time. `remaining_library_quota` and
-`KeepAlive` apply the limits that programs set (`Context.limits`). `KeepAlive` unloads no expired library while gang
-calls, or calls in `Queue.apart`, wait.
+`IdleLibraryLimits` apply the limits that programs set (`Context.limits`). `IdleLibraryLimits` unloads nothing while
+gang calls, or calls in `Queue.set_aside_calls`, wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker.protocol.ids import LibraryId
 
 _PREFIX = "keep-alive/"
 _ROUNDING_S = 1e-6  # Seconds by which a timer may fire early
-_SPARED_CHECK_S = 10.0  # Seconds between two checks of an idle library that its context's minimum keeps loaded
+_SPARED_CHECK_S = 10.0  # Seconds between two checks of an idle library that stays loaded for its context's minimum
 
 
 class IdleTimers:
@@ -29,21 +29,21 @@ class IdleTimers:
             raise ValueError(f"keep_alive_s = {keep_alive_s}: it must be 0 or more")
         self.keep_alive_s = keep_alive_s
         self.sleeps = sleeps
-        self._set: set[LibraryId] = set()  # Libraries that have a timer
+        self._with_timer: set[LibraryId] = set()
 
-    def idle(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
-        if library.id in self._set or not is_idle(library):
+    def handle_idle_library(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
+        if library.id in self._with_timer or not is_idle(library):
             return ()
         return self._unload_or_set_timer(view, library)
 
-    def fired(self, view: View, key: str) -> tuple[Timer | Unload | Sleep, ...]:
+    def handle_timer(self, view: View, key: str) -> tuple[Timer | Unload | Sleep, ...]:
         if not key.startswith(_PREFIX):
             return ()
         id = LibraryId(int(key.removeprefix(_PREFIX)))
-        self._set.discard(id)
+        self._with_timer.discard(id)
         library = view.libraries.get(id)
         if library is None or not is_idle(library):
-            return ()  # `idle` is called again when the library becomes idle
+            return ()  # no new timer, because `handle_idle_library` sets one when the library becomes idle again
         return self._unload_or_set_timer(view, library)
 
     def _unload_or_set_timer(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
@@ -54,14 +54,14 @@ class IdleTimers:
                 return (Sleep(library.id),)
             return (Unload(library.id, f"it was idle for {idle_s:.3g} s"),)
         left_s = max(left_s, _SPARED_CHECK_S) if is_needed else left_s
-        self._set.add(library.id)
+        self._with_timer.add(library.id)
         return (Timer(view.now + left_s, f"{_PREFIX}{library.id}"),)
 
 
-HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})  # Limits that this module enforces
+SUPPORTED_LIMITS = frozenset({"min_libraries", "max_libraries", "keep_alive"})  # Limits that this module enforces
 _MOST_CHECKS = 20  # Maximum checks of a context within one keep-alive time
 _LEAST_CHECK_S = 0.05
-_GATHERING_CHECK_S = 1.0  # Minimum seconds between two checks while gangs or calls in `Queue.apart` wait
+_GATHERING_CHECK_S = 1.0  # Minimum seconds between two checks while waiting calls keep idle libraries loaded
 
 
 def remaining_library_quota(view: View, context: Context, *, cut_s: float) -> int | None:
@@ -80,7 +80,7 @@ def remaining_library_quota(view: View, context: Context, *, cut_s: float) -> in
 def lacks_library_for_waiting_call(context: Context) -> bool:
     """Return True if a waiting call needs a library and none is loading. One library may then exceed the limit."""
     loads = any(library.state is LibraryState.LOADING for library in context.libraries.values())
-    return context.apart_lacks and bool(context.queue.apart) and not loads
+    return context.set_aside_call_lacks_library and bool(context.queue.set_aside_calls) and not loads
 
 
 def new_pilot_library_quota(view: View, context: Context) -> int | None:
@@ -98,7 +98,7 @@ def libraries_unfit_for_next_call(view: View, context: Context) -> list[Library]
     call = _next_single(context)
     if call is None:
         return []
-    idle = [x for x in context.libraries.values() if x.is_serving and not x.load and x.pilot.reserved is None]
+    idle = [x for x in context.libraries.values() if x.is_serving and not x.load and x.pilot.reserved_for is None]
     return sorted((x for x in idle if not has_time_for_call(view, x, call)), key=lambda x: (_idle_since(x), x.id))
 
 
@@ -114,42 +114,43 @@ def can_run_next_call(view: View, context: Context, pilot: Pilot) -> bool:
 
 
 def _next_single(context: Context) -> Call | None:
-    return None if context.queue.gangs or context.queue.apart else context.queue.single()
+    return None if context.queue.gang_count or context.queue.set_aside_calls else context.queue.first_single_call()
 
 
-class KeepAlive:
+class IdleLibraryLimits:
     """Unloads idle libraries of contexts with limits. `sleeps`: put GPU libraries to sleep if host memory is free."""
 
     def __init__(self, *, sleeps: bool) -> None:
         self.sleeps = sleeps
-        self._due: dict[str, float] = {}  # By recipe key: time at which the timer of the context fires
+        self._timer_at: dict[str, float] = {}  # By recipe key: time at which the timer of the context fires
 
-    def idle(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
+    def handle_idle_library(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
         context, limits = library.context, library.context.limits
-        is_extra = context.apart_lacks and context.queue.apart  # one library may exceed the limit
+        # One library may exceed the limit while a call waits that needs a library of its own.
+        is_extra = context.set_aside_call_lacks_library and context.queue.set_aside_calls
         if limits.most and not is_extra:
             here = (x for x in context.libraries.values() if x.pilot.state is not PilotState.CUT)
             if sum(x.state is not LibraryState.STOPPING for x in here) > limits.most:
                 return (Unload(library.id, f"its context may have at most {limits.most} libraries"),)
         if limits.keep_alive_s is None or _spare_libraries(context) <= 0:
             return ()
-        due_at = self._due.get(context.recipe.key)
+        due_at = self._timer_at.get(context.recipe.key)
         if due_at is not None and due_at <= _idle_since(library) + limits.keep_alive_s + _ROUNDING_S:
             return ()
         return tuple(self._unload_expired(view, context, limits.keep_alive_s))
 
-    def fired(self, view: View, key: str) -> tuple[Timer | Unload | Sleep, ...]:
+    def handle_timer(self, view: View, key: str) -> tuple[Timer | Unload | Sleep, ...]:
         if not key.startswith(_PREFIX):
             return ()
         recipe = key.removeprefix(_PREFIX)
-        self._due.pop(recipe, None)
+        self._timer_at.pop(recipe, None)
         context = view.contexts.get(recipe)
         if context is None or context.limits.keep_alive_s is None:
             return ()
         return tuple(self._unload_expired(view, context, context.limits.keep_alive_s))
 
     def _unload_expired(self, view: View, context: Context, keep_alive_s: float) -> Iterator[Timer | Unload | Sleep]:
-        if context.queue.gangs or context.queue.apart:
+        if context.queue.gang_count or context.queue.set_aside_calls:
             yield self._schedule_recheck(context, view.now + max(keep_alive_s / _MOST_CHECKS, _GATHERING_CHECK_S))
             return
         spare, again_s = _spare_libraries(context), None
@@ -169,11 +170,11 @@ class KeepAlive:
             yield self._schedule_recheck(context, view.now + max(again_s, keep_alive_s / _MOST_CHECKS, _LEAST_CHECK_S))
 
     def _schedule_recheck(self, context: Context, at: float) -> Timer:
-        self._due[context.recipe.key] = at
+        self._timer_at[context.recipe.key] = at
         return Timer(at, f"{_PREFIX}{context.recipe.key}")
 
 
-def may_release(pilots: Iterable[Pilot], gone: Counter[Context]) -> bool:
+def can_spare_libraries_of(pilots: Iterable[Pilot], gone: Counter[Context]) -> bool:
     """Return True if each context keeps its minimum of libraries without the pilots of a block. `gone`: libraries of
     the blocks that this plan already releases.
     """

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from stoker.contexts.recipe import NO_LIMITS
-from stoker.manager.core.blame import is_pilot_repeatedly_unfit, pilot_unfit_reason
+from stoker.manager.core.blame import is_pilot_repeatedly_unfit, why_pilot_is_unfit
 from stoker.manager.core.deadlines import has_source_time_for_load, has_time_for_load
 from stoker.manager.core.nouns import Context, Pilot, PilotState
 from stoker.manager.core.seams import FailCall, Provisioning, View
@@ -35,12 +35,12 @@ def why_nowhere(
 
 
 def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
-    if not context.queue.gangs:
+    if not context.queue.gang_count:
         return []
     limit = context.limits.most or math.inf
     fit = _max_library_count(view, context) if view.pilots else math.inf
     most, plan = min(limit, fit), []
-    hopeless = (call for call in context.queue.waiting_gangs() if call.group.options.gang[0] > most)
+    hopeless = (call for call in context.queue.waiting_gang_calls() if call.group.options.gang[0] > most)
     for call in sorted(hopeless, key=lambda call: call.id):
         wants = call.group.options.gang[0]
         own = context.reported_limits.get(call.group.client.id, NO_LIMITS).most or math.inf
@@ -112,14 +112,14 @@ def _suggest_placement_fix(context: Context, pilots: Iterable[Pilot]) -> str:
 
 
 def _unfit_pilots_failure(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:
-    """Return the pilots' faults if all pilots are unfit. Return None during `patience_s`, or while a pilot may join."""
+    """Return a failure that lists the pilots' faults, or None while a pilot can hold the context or may join soon."""
     waited = view.now - context.starved_since if context.starved_since is not None else 0.0
-    emptied = any(block.emptied_at is not None and not block.leaving for block in view.blocks.values())
-    if waited < patience_s or emptied or any(source.coming for source in view.sources.values()):
+    emptied = any(block.emptied_at is not None and not block.release_reason for block in view.blocks.values())
+    if waited < patience_s or emptied or any(source.coming_blocks for source in view.sources.values()):
         return None
     there = (PilotState.HERE, PilotState.CUT)
     able = [p for p in view.pilots.values() if p.state in there and _pilot_can_hold_context(context, p, minimum)]
-    reasons = [pilot_unfit_reason(pilot, context.recipe.key, view.now) for pilot in able]
+    reasons = [why_pilot_is_unfit(pilot, context.recipe.key, view.now) for pilot in able]
     repeatedly = all(is_pilot_repeatedly_unfit(pilot, context.recipe.key) for pilot in able)
     if not reasons or not all(reasons) or not repeatedly:
         return None
@@ -155,7 +155,7 @@ def _max_library_count(view: View, context: Context) -> float:
         each = float(source.source.slots // context.recipe.needs.devices) or math.inf
         if source.devices:
             each = float(max([count_fitting_libraries(context, source.devices), *rooms]))
-        elif requests_cpu_kind(context):  # the slots of a pilot with GPUs do not include its spare cores
+        elif requests_cpu_kind(context):  # spare cores are not counted in `slots`, so set no limit
             each = math.inf
         total += max(sum(rooms), source.source.most * source.source.nodes * each)
     return total + sum(map(sum, here.values()))
@@ -180,5 +180,5 @@ def _load_time_text(context: Context) -> str:
     if context.load_s:
         calls = f" and its calls {show_seconds(context.run_s)}" if context.run_s else ""
         return f"takes {show_seconds(context.load_s)} to load{calls}"
-    cut = f"was still loading after {show_seconds(context.cut_after_s)}"
-    return f"{cut} when its pilot's walltime was over ({context.cut_loads} times)"
+    cut = f"was still loading after {show_seconds(context.longest_cut_load_s)}"
+    return f"{cut} when its pilot's walltime was over ({context.loads_cut_by_walltime} times)"

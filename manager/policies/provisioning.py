@@ -6,8 +6,8 @@ waiting calls in a given time. The fixed rule keeps a constant number. The rule 
 Beyond the first and minimum blocks of the site file, a block is requested only if a queued call could use it. If blocks
 of the first suitable source wait longer than `late_s`, the next source is used too. A failing source is tried again
 after a pause, which doubles each time. After `give_up` failures (twice as many if the source has started pilots)
-waiting calls fail. Unused blocks are released after `idle_s` seconds, and unneeded pending blocks after `WITHDRAW_S`
-seconds.
+waiting calls fail. A block that nothing uses for `idle_s` seconds is released. A pending block that no call needs for
+`SURPLUS_CANCEL_S` seconds is cancelled.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from stoker.manager.core.nouns import Context, LibraryState
 from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
 from stoker.manager.core.state import Block, SourceState
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.keep_alive import is_needed_for_minimum, may_release, new_pilot_library_quota
+from stoker.manager.policies.keep_alive import can_spare_libraries_of, is_needed_for_minimum, new_pilot_library_quota
 from stoker.manager.policies.where_to_load import count_fitting_libraries
-from stoker.protocol.blocks import BlockPhase, Rule
+from stoker.protocol.blocks import BlockPhase, ProvisioningRule
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import RecipeKey
 
-WITHDRAW_S = 20.0  # Seconds of surplus after which pending blocks are cancelled
-_SURPLUS_CHECK_S = 5.0  # Seconds between two checks for surplus, because no event reports that the last call was sent
+SURPLUS_CANCEL_S = 20.0  # Seconds after which pending blocks that no call needs are cancelled
+_SURPLUS_CHECK_S = 5.0  # Seconds between two checks for pending blocks that no call needs
 _NOT_REPLACED = "its blocks have ended, and no block replaces them"
 UNKNOWN_RUN_S = 30.0
 
 
-class TakeWhatComes(Quiet):
+class ExternalPilots(Quiet):
     """Provisioning for pilots that another program starts. `elastic`: pilots of other kinds may join later."""
 
     def __init__(self, *, elastic: bool = False) -> None:
@@ -47,6 +47,8 @@ class TakeWhatComes(Quiet):
 
 
 class KeepBlocks(Quiet):
+    """The default provisioning policy."""
+
     def __init__(
         self,
         *, backoff_s: float = 2.0, longest_backoff_s: float = 600.0, longest_short_s: float = 60.0,
@@ -59,7 +61,7 @@ class KeepBlocks(Quiet):
         self.give_up = give_up
         self._surplus: dict[str, tuple[float, int]] = {}
         """By source: time at which a surplus of pending blocks began, and smallest surplus since then."""
-        self._has_served: set[str] = set()  # Sources that could serve a waiting call at least once
+        self._useful_sources: set[str] = set()  # Sources whose devices suited a waiting call at least once
 
     def demand(self, view: View) -> Sequence[Action]:
         if not view.sources:
@@ -75,19 +77,23 @@ class KeepBlocks(Quiet):
                 plan.append(WantBlocks(source.source.name, wanted))
             plan += self._release_idle_blocks(view, source, has_use=bool(useful), gone=gone)
             plan += self._cancel_surplus(view, source, useful)
-            filling = [at for id in source.filling if (at := source.blocks[id].brought_at + self.late_s) >= view.now]
+            filling = [
+                at
+                for id in source.filling_blocks
+                if (at := source.blocks[id].first_pilot_joined_at + self.late_s) >= view.now
+            ]
             if filling and useful:
                 plan.append(Timer(min(filling) + 0.1, f"filling/{source.source.name}"))
             if len(view.sources) > 1:
-                coming = [source.blocks[id] for id in source.coming]
-                queued = [block.since for block in coming if block.phase is not BlockPhase.RUNNING]
+                coming = [source.blocks[id] for id in source.coming_blocks]
+                queued = [block.phase_since for block in coming if block.phase is not BlockPhase.RUNNING]
                 soon = [since for since in queued if view.now - since <= self.late_s]
                 if soon:
                     plan.append(Timer(min(soon) + self.late_s + 0.1, f"late/{source.source.name}"))
                 # A running block never counts as late, even if it boots slowly.
                 in_time = len(coming) - len(queued) + len(soon)
                 joining = self._slots_of_joining_pilots(view, source, useful)
-                slots = (wanted + in_time) * _slots(source, useful) + joining
+                slots = (wanted + in_time) * _slots_per_block(source, useful) + joining
                 for context in useful:  # request no blocks of the next source for calls that fit in these slots
                     taken = min(waiting[context], slots)
                     waiting[context] -= taken
@@ -102,24 +108,24 @@ class KeepBlocks(Quiet):
         return any(self._could_load(source, context) for source in view.sources.values())
 
     def _blocks_to_request(self, view: View, source: SourceState, useful: dict[Context, int]) -> int:
-        if source.stopped or view.now < self._retry_at(source):
+        if source.stop_reason or view.now < self._retry_at(source):
             return 0
         rule = source.source
-        if rule.rule is Rule.ONCE:
-            return min(rule.first, source.room) if self._is_first_request_due(source) else 0
-        staying, coming = len(source.staying), len(source.coming)
-        room = source.room
-        least = max(rule.least, rule.first if not source.devices or rule.rule is Rule.FIXED else 0)
+        if rule.rule is ProvisioningRule.ONCE:
+            return min(rule.first, source.requestable_blocks) if self._is_first_request_due(source) else 0
+        staying, coming = len(source.staying_blocks), len(source.coming_blocks)
+        room = source.requestable_blocks
+        least = max(rule.least, rule.first if not source.devices or rule.rule is ProvisioningRule.FIXED else 0)
         asked_for = max(0, least - staying)
-        if rule.rule is Rule.FIXED or not useful:
+        if rule.rule is ProvisioningRule.FIXED or not useful:
             return min(asked_for, room)
         calls = max(0, sum(useful.values()) - self._slots_of_joining_pilots(view, source, useful))
-        worth = -(-calls // _slots(source, useful)) - coming
-        if rule.rule is Rule.OPPORTUNISTIC:
+        worth = -(-calls // _slots_per_block(source, useful)) - coming
+        if rule.rule is ProvisioningRule.OPPORTUNISTIC:
             wanted = min(rule.keep_pending - coming, worth)
         else:
             seconds = sum(calls * (context.run_s or UNKNOWN_RUN_S) for context, calls in useful.items())
-            in_time = -int(-seconds // (rule.finish_within_s * _slots(source, useful)))
+            in_time = -int(-seconds // (rule.finish_within_s * _slots_per_block(source, useful)))
             wanted = min(in_time - staying, worth)
         return max(0, min(room, max(asked_for, wanted)))
 
@@ -127,21 +133,21 @@ class KeepBlocks(Quiet):
         return not (source.blocks or source.failures or source.devices)
 
     def _slots_of_joining_pilots(self, view: View, source: SourceState, useful: Iterable[Context]) -> int:
-        blocks = (source.blocks[id] for id in source.filling)
-        recent = (block for block in blocks if view.now - block.brought_at <= self.late_s)
-        missing = sum(source.source.nodes - block.brought for block in recent)
-        return missing * _slots(source, useful) // source.source.nodes
+        blocks = (source.blocks[id] for id in source.filling_blocks)
+        recent = (block for block in blocks if view.now - block.first_pilot_joined_at <= self.late_s)
+        missing = sum(source.source.nodes - block.joined_pilots for block in recent)
+        return missing * _slots_per_block(source, useful) // source.source.nodes
 
     def _could_load(self, source: SourceState, context: Context) -> bool:
         needs = context.recipe.needs
-        if source.stopped or not has_source_time_for_load(context, source.source):
+        if source.stop_reason or not has_source_time_for_load(context, source.source):
             return False
         if not source.devices:
             return not source.source.kind or not needs.kinds or source.source.kind in needs.kinds
         return count_fitting_libraries(context, source.devices) > 0
 
     def _retry_at(self, source: SourceState) -> float:
-        times = source.failures + max(0, source.short_lived - 1)
+        times = source.failures + max(0, source.short_lived_count - 1)
         if not times:
             return 0.0
         longest_s = self.longest_backoff_s if source.failures else self.longest_short_s
@@ -155,17 +161,17 @@ class KeepBlocks(Quiet):
         retry_at = self._retry_at(source)
         if retry_at > view.now:
             yield Timer(retry_at, f"retry/{rule.name}")
-        spare = len(source.staying) - self._least_blocks(source)
-        if rule.rule is Rule.FIXED or spare <= 0:
+        spare = len(source.staying_blocks) - self._least_blocks(source)
+        if rule.rule is ProvisioningRule.FIXED or spare <= 0:
             return
         if has_use:
             yield Timer(view.now + rule.idle_s, f"idle/{rule.name}")
             return
-        staying = [source.blocks[id] for id in source.staying]
+        staying = [source.blocks[id] for id in source.staying_blocks]
         idle = [(self._idle_since(view, block), block) for block in staying]
         over = [block for since, block in idle if since is not None and view.now - since >= rule.idle_s]
-        over.sort(key=lambda block: (bool(block.pilots), _promised_bytes(view, block), block.since))
-        may_go = (block for block in over if may_release((view.pilots[id] for id in block.pilots), gone))
+        over.sort(key=lambda block: (bool(block.pilots), _promised_bytes(view, block), block.phase_since))
+        may_go = (block for block in over if can_spare_libraries_of((view.pilots[id] for id in block.pilots), gone))
         for block in islice(may_go, spare):
             yield ReleaseBlock(block.id, f"nothing to do for {rule.idle_s:g} s")
         soon = [since + rule.idle_s for since, block in idle if since is not None and block not in over]
@@ -174,49 +180,49 @@ class KeepBlocks(Quiet):
     def _cancel_surplus(self, view: View, source: SourceState, useful: dict[Context, int]) -> Iterator[Action]:
         rule = source.source
         if useful:
-            self._has_served.add(rule.name)
-        coming = [source.blocks[id] for id in source.coming]
+            self._useful_sources.add(rule.name)
+        coming = [source.blocks[id] for id in source.coming_blocks]
         queued = [block for block in coming if block.phase is not BlockPhase.RUNNING]
-        spare = min(len(queued), len(source.staying) - self._least_blocks(source))
+        spare = min(len(queued), len(source.staying_blocks) - self._least_blocks(source))
         before = self._surplus.pop(rule.name, None)
-        if rule.rule is Rule.FIXED or spare <= 0 or rule.name not in self._has_served:
+        if rule.rule is ProvisioningRule.FIXED or spare <= 0 or rule.name not in self._useful_sources:
             return
         calls = max(0, sum(useful.values()) - self._slots_of_joining_pilots(view, source, useful))
-        needed = -(-calls // _slots(source, useful)) - (len(coming) - len(queued))
+        needed = -(-calls // _slots_per_block(source, useful)) - (len(coming) - len(queued))
         surplus = min(spare, len(queued) - max(0, needed))
         if surplus > 0:
             since, least = before or (view.now, surplus)
             least = min(least, surplus)
-            if view.now - since >= WITHDRAW_S:
-                for block in sorted(queued, key=lambda block: block.since)[-least:]:
-                    yield ReleaseBlock(block.id, f"it is queued, and no call has needed it for {WITHDRAW_S:g} s")
+            if view.now - since >= SURPLUS_CANCEL_S:
+                for block in sorted(queued, key=lambda block: block.phase_since)[-least:]:
+                    yield ReleaseBlock(block.id, f"it is queued, and no call has needed it for {SURPLUS_CANCEL_S:g} s")
             else:
                 self._surplus[rule.name] = since, least
         yield Timer(view.now + _SURPLUS_CHECK_S, f"surplus/{rule.name}")
 
     def _least_blocks(self, source: SourceState) -> int:
         rule = source.source
-        return rule.first if rule.rule is Rule.FIXED else rule.least
+        return rule.first if rule.rule is ProvisioningRule.FIXED else rule.least
 
     def _idle_since(self, view: View, block: Block) -> float | None:
         """Return when a block became idle; None while the block runs calls, loads a context, or must stay."""
-        since = block.since
+        since = block.phase_since
         for id in block.pilots:
             pilot = view.pilots[id]
             since = max(since, pilot.used_at)
             for library in pilot.libraries.values():
                 is_loading = library.state is LibraryState.LOADING
-                if library.held or library.zombies or is_loading or is_needed_for_minimum(library):
+                if library.held or library.withdrawn_calls or is_loading or is_needed_for_minimum(library):
                     return None
                 since = max(since, library.used_at)
         return since
 
     def _can_still_start_pilots(self, source: SourceState) -> bool:
-        if source.coming or source.source.rule is Rule.ONCE:
-            return bool(source.coming) or self._is_first_request_due(source)
+        if source.coming_blocks or source.source.rule is ProvisioningRule.ONCE:
+            return bool(source.coming_blocks) or self._is_first_request_due(source)
         # A source that has started pilots has a correct site file; its jobs may be killed from outside.
         give_up = 2 * self.give_up if source.devices else self.give_up
-        return not source.stopped and source.failures < give_up
+        return not source.stop_reason and source.failures < give_up
 
     def _fail_waiting_calls(self, view: View) -> Iterator[Action]:
         """Fail waiting calls if every source keeps failing and no pilot is connected."""
@@ -226,7 +232,7 @@ class KeepBlocks(Quiet):
         sources = view.sources.values()
         if any(self._can_still_start_pilots(source) for source in sources):
             return
-        why = ((source.source.name, source.stopped or source.last_failure or _NOT_REPLACED) for source in sources)
+        why = ((source.source.name, source.stop_reason or source.last_failure or _NOT_REPLACED) for source in sources)
         said = [f"no pilot could be started: {name}: {what}" for name, what in why]
         more = "\n  ".join([*said, "fix the cause (in the site file, or on the node of the job) and try again"])
         for key in view.waiting_contexts:
@@ -234,9 +240,7 @@ class KeepBlocks(Quiet):
 
 
 def _needed_slots(context: Context, room: int | None) -> int:
-    """Return how many slots waiting calls need in addition to loading libraries. `room`: maximum number of new
-    libraries.
-    """
+    """Return how many slots waiting calls still need. `room`: maximum number of libraries that new pilots may load."""
     head = context.queue.head()
     if head is None:
         return 0
@@ -248,7 +252,7 @@ def _needed_slots(context: Context, room: int | None) -> int:
     return lacking if room is None else min(lacking, room * context.slots)
 
 
-def _slots(source: SourceState, contexts: Iterable[Context]) -> int:
+def _slots_per_block(source: SourceState, contexts: Iterable[Context]) -> int:
     """Return how many calls of these contexts a block runs at a time. Spare cores count if all contexts name CPUs."""
     kinds = [context.recipe.needs.kinds for context in contexts]
     on_cpus = bool(kinds) and all(names and all(name.partition(" ")[0] == "cpu" for name in names) for names in kinds)

@@ -5,33 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdvice
-from stoker.manager.core.nouns import Call, Context, Device, Judged, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState, Pilot, PilotState, RecordedVerdict
 from stoker.manager.core.seams import Action, Evict, Quarantine, Unload, View
 from stoker.manager.core.state import forget_oldest
-from stoker.manager.policies.where_to_load import can_use_device, load_on
+from stoker.manager.policies.where_to_load import can_use_device, make_load
 
 INFRASTRUCTURE = "infrastructure"
-SURE = 0.75
-CALLS = 2  # Number of failed calls or loads that lead to a quarantine
-WITHIN_S = 600.0
-FOR_S = 600.0
-OF_DEVICES = frozenset({"gpu", "nvlink"})  # Components that belong to a device. All other components belong to the node
+LEAST_CERTAINTY = 0.75
+FAILURES_UNTIL_QUARANTINE = 2  # Failed calls or loads that lead to a quarantine
+FAILURE_WINDOW_S = 600.0
+QUARANTINE_S = 600.0
+DEVICE_COMPONENTS = frozenset({"gpu", "nvlink"})  # A fault in another component affects the whole node
 
 
-def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-    """Quarantine a pilot or a device on which `CALLS` calls failed within `WITHIN_S`, if other pilots can run these
-    calls.
+def quarantine_after_failures(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
+    """Quarantine a pilot or device on which several calls failed recently, if other pilots can run these calls.
 
-    If calls fail on most pilots, no single node is the cause.
+    If such calls fail on most pilots, quarantine nothing, because no single node is the cause.
     """
     pilot = view.pilots.get(about.pilot)
     if pilot is None or not _blames_infrastructure(verdict):
         return
     alike = _similar_verdicts(pilot, verdict, view.now)
-    on_device = verdict.component in OF_DEVICES and len(about.devices) == 1
+    on_device = verdict.component in DEVICE_COMPONENTS and len(about.devices) == 1
     if on_device:
         alike = [each for each in alike if each.devices == about.devices]
-    if len({(each.call, each.at if each.call < 0 else 0.0) for each in alike}) < CALLS:
+    if len({(each.call, each.at if each.call < 0 else 0.0) for each in alike}) < FAILURES_UNTIL_QUARANTINE:
         return
     library = view.libraries.get(about.library)
     context = library.context if library is not None else None
@@ -43,47 +42,49 @@ def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterabl
         and any(not d.fault if context is None else can_use_device(context, d) for d in each.devices.values())
     ]
     well = [each for each in others if not _similar_verdicts(each, verdict, view.now)]
-    reason = f"{len(alike)} failures within {WITHIN_S / 60:g} min: {verdict.means}"
+    reason = f"{len(alike)} failures within {FAILURE_WINDOW_S / 60:g} min: {verdict.means}"
     if on_device:
         device = pilot.devices.get(about.devices[0])
         elsewhere = well or any(not d.fault and d.id not in about.devices for d in pilot.devices.values())
         if elsewhere and device is not None and not device.fault:
-            yield Quarantine(pilot.id, device.id, reason, FOR_S)
+            yield Quarantine(pilot.id, device.id, reason, QUARANTINE_S)
     elif 2 * len(well) >= len(others) + 1 and any(not d.fault for d in pilot.devices.values()):
-        yield Quarantine(pilot.id, None, reason, FOR_S)
+        yield Quarantine(pilot.id, None, reason, QUARANTINE_S)
 
 
 def _blames_infrastructure(verdict: VerdictAdvice) -> bool:
-    return verdict.kind == INFRASTRUCTURE and verdict.sure >= SURE
+    return verdict.kind == INFRASTRUCTURE and verdict.sure >= LEAST_CERTAINTY
 
 
-def _similar_verdicts(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[Judged]:
-    recent = (each for each in pilot.verdicts if now - each.at <= WITHIN_S and _blames_infrastructure(each.verdict))
+def _similar_verdicts(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[RecordedVerdict]:
+    recent = (
+        each for each in pilot.verdicts if now - each.at <= FAILURE_WINDOW_S and _blames_infrastructure(each.verdict)
+    )
     return [each for each in recent if each.verdict.component == verdict.component]
 
 
-LIMIT = 0.35  # Loss of throughput above which calls are separated (SchedMate §4.1)
-MOST_MOVED = 10_000
+SLOWDOWN_LIMIT = 0.35  # Share of throughput that a call may lose to a neighbour before it moves (SchedMate §4.1)
+MOST_REMEMBERED_MOVES = 10_000
 
-Places = Callable[[View, Context], Iterator[tuple[Device, ...]]]
-Reservation = Callable[[Context, tuple[Device, ...]], int]
+FindPlaces = Callable[[View, Context], Iterator[tuple[Device, ...]]]
+ComputeReservation = Callable[[Context, tuple[Device, ...]], int]
 
 
-class Unpacking:
+class CallSeparator:
     """Separates calls that share a device and slow each other down (SchedMate §4.1).
 
-    If the throughput of a call falls by more than `LIMIT`, the call that last started on its device is the cause. The
-    paper evicts this newcomer. In Stoker the newcomer moves once, to an unused device, and only with saved progress.
+    If the throughput of a call falls by more than `SLOWDOWN_LIMIT`, the call that last started on its device is blamed.
+    The paper evicts this newcomer. Stoker moves it once, to an unused device, and only if it saves its progress.
     """
 
     def __init__(self) -> None:
         self._moved: dict[int, None] = {}
 
     def plan(
-        self, view: View, about: OfPace, pace: PaceAdvice, *, places: Places, reservation: Reservation
+        self, view: View, about: OfPace, pace: PaceAdvice, *, places: FindPlaces, reservation: ComputeReservation
     ) -> Iterable[Action]:
         slowed = view.libraries.get(about.library)
-        if slowed is None or pace.slowed <= LIMIT:
+        if slowed is None or pace.slowed <= SLOWDOWN_LIMIT:
             return
         newcomer = _last_started_neighbour(slowed, about.call, since=view.now - pace.best_ago_s)
         if newcomer is None:
@@ -95,8 +96,8 @@ class Unpacking:
         if place is None:
             return
         self._moved[call.id] = None
-        forget_oldest(self._moved, most=MOST_MOVED)
-        yield load_on(library.context, place, reservation(library.context, place))
+        forget_oldest(self._moved, max_records=MOST_REMEMBERED_MOVES)
+        yield make_load(library.context, place, reservation(library.context, place))
         yield Evict(call.id)
         share = f"{pace.slowed:.0%}"
         yield Unload(library.id, f"it slows lib-{slowed.id} on the same device by {share}; its call runs elsewhere")

@@ -1,8 +1,8 @@
 """Default residency, as in Pervasive Context Management (§3): load a context where it is needed, and keep it loaded.
 
-A context is loaded on another device if its calls would wait longer than a load takes. Unmeasured runs count as
-endless. A context gets its declared or measured size, or else all free memory except a part for calls without a
-context. If a wake is faster, a sleeping library wakes instead (`sleeping`).
+A context is loaded on another device if its calls would wait longer than a load takes. Calls of unknown run time count
+as endless. A context gets its declared or measured size, or else all free memory except a part for calls without a
+context. A sleeping library wakes instead if this is faster (`sleeping`).
 
 If no device has enough memory, as few idle libraries as possible on one device sleep or stop, least recently used
 first. If no library is idle, a context without libraries gets a device of the context with the most libraries after
@@ -22,21 +22,21 @@ from stoker.manager.core.queues import is_unlikely_to_free_slot
 from stoker.manager.core.seams import Action, FailCall, FailWaiting, Provisioning, Timer, Unload, View, Wake
 from stoker.manager.policies import keep_alive, making_room, sleeping
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.making_room import IdleKeeper, holds
+from stoker.manager.policies.making_room import StopGuard, has_library_of
 from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
-from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.policies.reactions import Unpacking, quarantines
+from stoker.manager.policies.provisioning import ExternalPilots
+from stoker.manager.policies.reactions import CallSeparator, quarantine_after_failures
 from stoker.manager.policies.where_to_load import (
-    bare_bytes,
+    assumed_bytes_without_loader,
     can_use_device,
-    device_sets,
-    failures,
+    count_failed_loads,
     has_failed_loads,
-    load_on,
+    iter_device_sets,
+    make_load,
     may_load,
-    probes,
+    probe_load_count,
+    rank_spare_cores,
     required_bytes_if_known,
-    spare_rank,
 )
 from stoker.pilot.core.memory import declared_bytes, is_limited_to_one_process
 from stoker.protocol.calls import Failure
@@ -48,33 +48,33 @@ UNKNOWN_LOAD_S = 10.0
 class LoadWhereWanted(Quiet):
     """The default residency policy."""
 
-    honours = keep_alive.HONOURS
+    honours = keep_alive.SUPPORTED_LIMITS
     lets_sleep = True  # If False, idle libraries stop instead of sleeping
 
     def __init__(
         self,
         *, patience_s: float = 10.0, ask_again_s: float = 1.0, cut_s: float = 3.0,
-        provisioning: Provisioning | None = None, keeper: IdleKeeper | None = None,
+        provisioning: Provisioning | None = None, keeper: StopGuard | None = None,
     ) -> None:  # fmt: skip
         self.patience_s = patience_s
         self.ask_again_s = ask_again_s
         self.cut_s = cut_s
-        self.provisioning: Provisioning = provisioning or TakeWhatComes()
+        self.provisioning: Provisioning = provisioning or ExternalPilots()
         self.keeper = keeper
-        if keeper is not None:  # the keeper never wakes sleeping libraries
+        if keeper is not None:  # a policy with a keeper never wakes libraries, so none may sleep
             self.lets_sleep = False
-        self._keep_alive = keep_alive.KeepAlive(sleeps=self.lets_sleep)
-        self._unpacking = Unpacking()
+        self._keep_alive = keep_alive.IdleLibraryLimits(sleeps=self.lets_sleep)
+        self._call_separator = CallSeparator()
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         key = RecipeKey(context.recipe.key)
         plan: list[Action] = [Timer(view.now + self.ask_again_s, key), *self.hopeless_gangs(view, context)]
-        alive = [x for x in context.libraries.values() if is_alive(view, x, cut_s=self.cut_s)]
+        alive = [x for x in context.libraries.values() if is_ready_or_loading(view, x, cut_s=self.cut_s)]
         if context.queue.count <= _reserved_calls(context):
             return plan
         load_s = context.load_s or UNKNOWN_LOAD_S
-        prompt = [x for x in alive if not is_unlikely_to_free_slot(view.now, x, load_s=load_s)]
-        more = self.worth_loading(context, prompt)
+        soon_free = [x for x in alive if not is_unlikely_to_free_slot(view.now, x, load_s=load_s)]
+        more = self.worth_loading(context, soon_free)
         wakes = self._wake_sleepers(view, context, more)
         plan += wakes
         more -= sum(isinstance(action, Wake) for action in wakes) + sleeping.count_libraries_falling_asleep(context)
@@ -89,12 +89,12 @@ class LoadWhereWanted(Quiet):
             more = max(more, 1)
         if more <= 0:
             return plan
-        places: Iterable[tuple[Device, ...]] = self.open_places(view, context, desperate=not alive)
+        places: Iterable[tuple[Device, ...]] = self.open_places(view, context, ignores_failed_loads=not alive)
         if room is not None:
             places = sorted(
                 places, key=lambda devices: keep_alive.pilot_rank_for_next_call(view, context, devices[0].pilot)
             )
-        loads = [load_on(context, devices, self.reservation(context, devices)) for devices in islice(places, more)]
+        loads = [make_load(context, devices, self.reservation(context, devices)) for devices in islice(places, more)]
         if loads:
             return plan + loads
         if not alive and not any(x.state is LibraryState.ASLEEP for x in context.libraries.values()):
@@ -104,20 +104,20 @@ class LoadWhereWanted(Quiet):
         return plan + self.make_room(view, context)
 
     def idle(self, view: View, library: Library) -> Sequence[Action]:
-        return self._keep_alive.idle(view, library)
+        return self._keep_alive.handle_idle_library(view, library)
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
-        if ends := self._keep_alive.fired(view, key):
+        if ends := self._keep_alive.handle_timer(view, key):
             return ends
         context = view.contexts.get(key)
         return self.wanted(view, context) if context is not None and context.queue.count else ()
 
     def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-        return quarantines(view, about, verdict)
+        return quarantine_after_failures(view, about, verdict)
 
-    def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
-        places = partial(self.open_places, desperate=False)
-        return self._unpacking.plan(view, about, pace, places=places, reservation=self.reservation)
+    def pace_advised(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
+        places = partial(self.open_places, ignores_failed_loads=False)
+        return self._call_separator.plan(view, about, pace, places=places, reservation=self.reservation)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
         """Return the bytes to reserve for a library: declared, or measured plus 10 %, or promised."""
@@ -137,37 +137,41 @@ class LoadWhereWanted(Quiet):
         least = gang - len(alive) if gang > 1 or not alive else 0
         most = max(-(-(waiting - loading * slots) // slots), least)
         if has_failed_loads(context):
-            return min(most, probes(alive))
+            return min(most, probe_load_count(alive))
         run_s = context.run_s
-        if head is not None and not context.recipe.loader:  # functions without a loader share one context
+        if head is not None and not context.recipe.loader:  # a function of a context that many functions share
             run_s = head.group.cost.run_s
         if not run_s and not (context.recipe.loader and context.runs):
             return most
         if context.recipe.calls_per_library:
-            # A library retires after `calls_per_library` calls. To load its successor costs the same now or later.
+            # A library retires after `calls_per_library` calls. Load its successor early, because it is needed anyway.
             serves = context.recipe.calls_per_library
             served_here = sum(max(0, serves - library.served - library.load) for library in alive)
             least = min(most, max(least, -(-(waiting - served_here) // serves)))
         load_s = context.load_s or UNKNOWN_LOAD_S
-        # With more slots than `worth`, the queue would be empty before a load ends.
+        # With this many slots, the waiting calls end in the time of a load, so a further library would come too late.
         worth = waiting * run_s / load_s
         return min(most, max(least, math.ceil(worth / slots) - len(alive)))
 
-    def open_places(self, view: View, context: Context, *, desperate: bool) -> Iterator[tuple[Device, ...]]:
-        """Yield sets of devices that fit the context, best first. `desperate`: also where loads failed twice."""
+    def open_places(self, view: View, context: Context, *, ignores_failed_loads: bool) -> Iterator[tuple[Device, ...]]:
+        """Yield free device sets that fit the context, best first.
+
+        `ignores_failed_loads`: include pilots on which two loads failed."""
         open_devices = [
             d
             for d in view.devices()
-            if not holds(d, context)  # checked first, because it is fast and nearly all pilots have the context
+            if not has_library_of(d, context)  # a fast check that excludes most devices
             and self.fits(context, d)
-            and may_load(view, context, d, desperate=desperate)
+            and may_load(view, context, d, ignores_failed_loads=ignores_failed_loads)
         ]
-        open_devices.sort(key=lambda d: (failures(context, d.pilot), *self.preference(context, d), d.pilot.id, d.id))
-        yield from device_sets(open_devices, context.recipe.needs.devices)
+        open_devices.sort(
+            key=lambda d: (count_failed_loads(context, d.pilot), *self.preference(context, d), d.pilot.id, d.id)
+        )
+        yield from iter_device_sets(open_devices, context.recipe.needs.devices)
 
     def preference(self, context: Context, device: Device) -> tuple[float, ...]:
         busy = sum(bool(x.held) or x.state is LibraryState.LOADING for x in device.libraries.values())
-        return spare_rank(context, device.facts), busy, -device.free_bytes
+        return rank_spare_cores(context, device.facts), busy, -device.free_bytes
 
     def fits(self, context: Context, device: Device) -> bool:
         return can_use_device(context, device) and device.free_bytes >= self.minimum(context, device) > 0
@@ -202,12 +206,10 @@ class LoadWhereWanted(Quiet):
     def _is_load_faster_than_wake(self, view: View, context: Context) -> bool:
         if not context.load_s or 2 * context.wake_s < context.load_s:
             return False
-        return any(True for _ in self.open_places(view, context, desperate=False))
+        return any(True for _ in self.open_places(view, context, ignores_failed_loads=False))
 
     def _unload_for_able_pilot(self, view: View, context: Context) -> list[Action]:
-        """If a context is at its limit, unload a library that cannot run the next call, so that another pilot can load
-        the context.
-        """
+        """Unload a library that cannot run the next call, so that another pilot may load a context at its limit."""
         awake = sleeping.wakeable_libraries(view, context)
         leaving = [
             *keep_alive.libraries_unfit_for_next_call(view, context),
@@ -215,14 +217,15 @@ class LoadWhereWanted(Quiet):
         ]
         if not leaving or any(x.state is LibraryState.STOPPING for x in context.libraries.values()):
             return []
-        could = (d for d in view.devices() if not holds(d, context) and can_use_device(context, d))
+        could = (d for d in view.devices() if not has_library_of(d, context) and can_use_device(context, d))
         pilots = {d.pilot: None for d in could if may_load(view, context, d)}
         if not any(keep_alive.can_run_next_call(view, context, pilot) for pilot in pilots):
             return []
-        places = self.open_places(view, context, desperate=False)
+        places = self.open_places(view, context, ignores_failed_loads=False)
         is_open = any(keep_alive.can_run_next_call(view, context, devices[0].pilot) for devices in places)
         for library in leaving:
-            if is_open or not may_load(view, context, library.devices[0]):  # else the context may be loaded here again
+            # Otherwise the context could be loaded on the same device again.
+            if is_open or not may_load(view, context, library.devices[0]):
                 return [Unload(library.id, "the next call would run longer than its pilot")]
         return []
 
@@ -247,13 +250,13 @@ class LoadWhereWanted(Quiet):
     def _load_on_devices_with_room(self, context: Context, rooms: Mapping[Device, int]) -> list[Action]:
         able = [d for d, room in rooms.items() if can_use_device(context, d) and room >= self.minimum(context, d)]
         able.sort(key=lambda device: (-rooms[device], device.id))
-        devices = next(device_sets(able, context.recipe.needs.devices), None)
+        devices = next(iter_device_sets(able, context.recipe.needs.devices), None)
         if devices is None:
             return []
         memory_bytes = self.reservation(context, devices)
         if not all(self.minimum(context, device) <= memory_bytes <= rooms[device] for device in devices):
             return []
-        return [load_on(context, devices, memory_bytes)]
+        return [make_load(context, devices, memory_bytes)]
 
     def why_nowhere(self, view: View, context: Context) -> Failure | None:
         return why_nowhere(
@@ -264,12 +267,12 @@ class LoadWhereWanted(Quiet):
         return hopeless_gangs(view, context)
 
 
-def is_alive(view: View, library: Library, *, cut_s: float) -> bool:
+def is_ready_or_loading(view: View, library: Library, *, cut_s: float) -> bool:
     """Return True if a library is ready or loading, and will not retire soon."""
     most = library.context.recipe.calls_per_library
     if library.state not in (LibraryState.LOADING, LibraryState.READY) or 0 < most <= library.served:
         return False
-    if library.pilot.reserved is not None:
+    if library.pilot.reserved_for is not None:
         return False
     if library.pilot.state is PilotState.HERE:
         return True
@@ -278,12 +281,16 @@ def is_alive(view: View, library: Library, *, cut_s: float) -> bool:
 
 
 def _reserved_calls(context: Context) -> int:
-    reserved = (library.pilot.reserved for library in context.libraries.values())
-    return len({call.id for call in reserved if call is not None and call.id in context.queue.apart})
+    reserved = (library.pilot.reserved_for for library in context.libraries.values())
+    return len({call.id for call in reserved if call is not None and call.id in context.queue.set_aside_calls})
 
 
 def _bytes_without_context(device: Device) -> int:
-    return 0 if any(not x.context.recipe.loader for x in device.libraries.values()) else bare_bytes(device.facts)
+    return (
+        0
+        if any(not x.context.recipe.loader for x in device.libraries.values())
+        else assumed_bytes_without_loader(device.facts)
+    )
 
 
 class WholeDevice(LoadWhereWanted):

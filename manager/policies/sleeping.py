@@ -1,15 +1,15 @@
 """Decide which idle libraries sleep instead of stopping, and which sleeping libraries wake (docs/decisions/063).
 
 A library may sleep if its context supports sleep, if this frees enough memory of its devices, and if its pilot has
-enough host memory. Longer unused sleepers are stopped to free host memory. On a CPU a sleeper keeps its weights. A wake
-counts as a load.
+enough host memory. To free host memory, sleeping libraries are stopped, least recently used first. A library that
+sleeps on a CPU keeps its weights in memory. The policy counts a wake as a load.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stoker.manager.core.libraries import asleep_bytes, host_bytes
+from stoker.manager.core.libraries import device_bytes_while_asleep, host_bytes_for_sleep
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import Action, Sleep, Unload, View
 from stoker.manager.policies.where_to_load import may_load
@@ -20,19 +20,20 @@ def is_idle(library: Library) -> bool:
 
 
 def is_asleep(library: Library) -> bool:
-    return library.state is LibraryState.ASLEEP and library.slept
+    return library.state is LibraryState.ASLEEP and library.has_confirmed_sleep
 
 
 def count_libraries_falling_asleep(context: Context) -> int:
-    """Return how many libraries of a context were ordered to sleep and have not answered. They can wake soonest."""
-    return sum(x.state is LibraryState.ASLEEP and not x.slept for x in context.libraries.values())
+    """Return how many libraries of a context are on their way to sleep. These libraries can wake soonest."""
+    return sum(x.state is LibraryState.ASLEEP and not x.has_confirmed_sleep for x in context.libraries.values())
 
 
 def may_sleep(library: Library) -> bool:
     context = library.context
-    if not library.sleeps or not is_idle(library) or library.resizing or context.sleep_failure:
+    if not library.can_sleep or not is_idle(library) or library.unanswered_resizes or context.sleep_failure:
         return False
-    if library.pilot.state is not PilotState.HERE or library.devices[0].facts.processes:  # a sleeper is a process too
+    # If a device allows few processes, sleep does not help: a sleeping library is still a process.
+    if library.pilot.state is not PilotState.HERE or library.devices[0].facts.processes:
         return False
     return not 0 < context.load_s <= context.wake_s
 
@@ -40,7 +41,7 @@ def may_sleep(library: Library) -> bool:
 def can_sleep_in_host_memory(library: Library) -> bool:
     if not may_sleep(library) or library.devices[0].facts.on_host:
         return False
-    return host_bytes(library) <= library.pilot.free_host_bytes_for_sleep
+    return host_bytes_for_sleep(library) <= library.pilot.free_host_bytes_for_sleep
 
 
 def wakeable_libraries(view: View, context: Context) -> list[Library]:
@@ -50,7 +51,7 @@ def wakeable_libraries(view: View, context: Context) -> list[Library]:
         for x in context.libraries.values()
         if is_asleep(x)
         and x.pilot.state is PilotState.HERE
-        and x.pilot.reserved is None
+        and x.pilot.reserved_for is None
         and all(not device.fault and may_load(view, context, device) for device in x.devices)
     ]
     return sorted(found, key=lambda x: (x.used_at, x.id), reverse=True)
@@ -75,10 +76,8 @@ def plan_stops_and_sleeps(
     ended = set[int]()
 
     def make_host_room(library: Library) -> list[Action] | None:
-        """Reserve host memory for a library. Return the unloads of sleeping libraries that free it, or None if
-        impossible.
-        """
-        pilot, needed = library.pilot, host_bytes(library)
+        """Reserve host memory for a library. Return the unloads of sleepers that this needs; None if impossible."""
+        pilot, needed = library.pilot, host_bytes_for_sleep(library)
         free = free_host_bytes.get(pilot, pilot.free_host_bytes_for_sleep)
         others = (x for x in pilot.libraries.values() if is_asleep(x) and x.host_bytes and x.id not in ended)
         leaves: list[Library] = []
@@ -100,7 +99,7 @@ def plan_stops_and_sleeps(
         if library.id in ended:
             continue
         stays = library.state is LibraryState.ASLEEP
-        keeps = library.promised_bytes if stays else asleep_bytes(library)
+        keeps = library.promised_bytes if stays else device_bytes_while_asleep(library)
         fits = all(rooms[device] - needs.get(device, 0) >= keeps for device in library.devices)
         ends: list[Action] | None = None
         if sleeps and fits:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from stoker.manager.core.blame import pilot_unfit_reason
+from stoker.manager.core.blame import why_pilot_is_unfit
 from stoker.manager.core.deadlines import has_time_for_load
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, Pilot
 from stoker.manager.core.seams import Load, View
@@ -18,7 +18,7 @@ from stoker.pilot.core.memory import declared_bytes, is_limited_to_one_process
 from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_manager import DeviceFacts
 
-BARE_BYTES = 256_000_000  # Assumed memory of a library without a loader
+ASSUMED_BYTES_WITHOUT_LOADER = 256_000_000  # Memory of a library that loads no model
 
 
 def required_bytes_if_known(context: Context, facts: DeviceFacts) -> int:
@@ -29,24 +29,26 @@ def required_bytes_if_known(context: Context, facts: DeviceFacts) -> int:
     if is_limited_to_one_process(facts):
         return facts.memory_bytes
     if not context.recipe.loader:
-        return bare_bytes(facts)
+        return assumed_bytes_without_loader(facts)
     advice = context.advice.get(facts.kind) or context.advice.get("")
     if advice is not None and (advice.peak_bytes or advice.resident_bytes):
         return int(max(advice.peak_bytes, advice.resident_bytes) * 1.1)
     return 0
 
 
-def bare_bytes(facts: DeviceFacts) -> int:
+def assumed_bytes_without_loader(facts: DeviceFacts) -> int:
     if is_limited_to_one_process(facts):
         return facts.memory_bytes
-    return min(BARE_BYTES, facts.memory_bytes // 8)
+    return min(ASSUMED_BYTES_WITHOUT_LOADER, facts.memory_bytes // 8)
 
 
-def accepts_device_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = False) -> bool:
-    """Return True if `kinds` names this kind or its first word. `unnamed_spares`: accept spares if `kinds` is empty."""
+def accepts_device_kind(context: Context, facts: DeviceFacts, *, allows_spare_cores: bool = False) -> bool:
+    """Return True if `kinds` names this kind or its first word, or is empty.
+
+    `allows_spare_cores`: empty `kinds` accept spare CPU cores too."""
     kinds = context.recipe.needs.kinds
     if not kinds:
-        return not facts.spare or unnamed_spares
+        return not facts.spare or allows_spare_cores
     return facts.kind in kinds or facts.kind.partition(" ")[0] in kinds
 
 
@@ -54,8 +56,8 @@ def requests_cpu_kind(context: Context) -> bool:
     return any(kind.partition(" ")[0] == "cpu" for kind in context.recipe.needs.kinds)
 
 
-def spare_rank(context: Context, facts: DeviceFacts) -> int:
-    """Rank spare cores: -1 (first) if the context's first kind names them, else 1 (last). Other devices have rank 0."""
+def rank_spare_cores(context: Context, facts: DeviceFacts) -> int:
+    """Return the rank of a device: spare cores -1 (first) if the first of `kinds` names them, else 1; others 0."""
     if not facts.spare:
         return 0
     kinds = context.recipe.needs.kinds
@@ -66,43 +68,43 @@ def can_use_device_after_quarantine(context: Context, device: Device) -> bool:
     return not device.reported and accepts_device_kind(context, device.facts)
 
 
-def can_use_device(context: Context, device: Device, *, unnamed_spares: bool = False) -> bool:
-    return not device.fault and accepts_device_kind(context, device.facts, unnamed_spares=unnamed_spares)
+def can_use_device(context: Context, device: Device, *, allows_spare_cores: bool = False) -> bool:
+    return not device.fault and accepts_device_kind(context, device.facts, allows_spare_cores=allows_spare_cores)
 
 
-GIVE_UP_ON_PILOT = 2  # Failed loads after which a pilot is avoided while other pilots could load the context
+MOST_FAILED_LOADS_PER_PILOT = 2  # After this many failed loads of a context, other pilots load it if they can
 
 
-def may_load(view: View, context: Context, device: Device, *, desperate: bool = False) -> bool:
-    """Return False if loads must avoid the device's pilot now. `desperate`: ignore failed loads of the pilot."""
+def may_load(view: View, context: Context, device: Device, *, ignores_failed_loads: bool = False) -> bool:
+    """Return False if loads of the context must avoid the device's pilot now."""
     pilot = device.pilot
-    if not desperate and failures(context, pilot) >= GIVE_UP_ON_PILOT:
+    if not ignores_failed_loads and count_failed_loads(context, pilot) >= MOST_FAILED_LOADS_PER_PILOT:
         return False
-    return has_time_for_load(view, context, device) and not pilot_unfit_reason(pilot, context.recipe.key, view.now)
+    return has_time_for_load(view, context, device) and not why_pilot_is_unfit(pilot, context.recipe.key, view.now)
 
 
-def failures(context: Context, pilot: Pilot) -> int:
-    return context.failed_on.get(pilot.id, 0)
+def count_failed_loads(context: Context, pilot: Pilot) -> int:
+    return context.failed_loads_by_pilot.get(pilot.id, 0)
 
 
-def ranks(context: Context) -> list[int]:
-    return sorted({0, *context.failed_on.values()})
+def distinct_failure_counts(context: Context) -> list[int]:
+    return sorted({0, *context.failed_loads_by_pilot.values()})
 
 
 def has_failed_loads(context: Context) -> bool:
     return context.load_failures > 0
 
 
-def probes(alive: Iterable[Library]) -> int:
+def probe_load_count(alive: Iterable[Library]) -> int:
     return 0 if any(library.state is LibraryState.LOADING for library in alive) else 1
 
 
-def load_on(context: Context, devices: tuple[Device, ...], memory_bytes: int) -> Load:
+def make_load(context: Context, devices: tuple[Device, ...], memory_bytes: int) -> Load:
     ids = tuple(device.id for device in devices)
     return Load(RecipeKey(context.recipe.key), devices[0].pilot.id, ids, memory_bytes)
 
 
-def device_sets(devices: Iterable[Device], count: int) -> Iterator[tuple[Device, ...]]:
+def iter_device_sets(devices: Iterable[Device], count: int) -> Iterator[tuple[Device, ...]]:
     """Yield disjoint sets of `count` devices: first sets within one `island`, in the order of their last devices."""
     if count == 1:
         yield from zip(devices)

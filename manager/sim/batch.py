@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from stoker.chance import Stream
 from stoker.manager.core.events import PilotCut, PilotLost
-from stoker.manager.sim.agenda import Entry, cancel
-from stoker.manager.sim.log import Happened
-from stoker.manager.sim.pilot import PilotSurroundings, SimPilot
+from stoker.manager.sim.agenda import AgendaEntry, cancel_entry
+from stoker.manager.sim.log import LoggedEvent
+from stoker.manager.sim.pilot import PilotSimulationBase, SimPilot
 from stoker.manager.sim.world import Preempt, SourceModel
 from stoker.protocol.blocks import BlockOrder, BlockPhase, LossReason, Source
 from stoker.protocol.ids import BlockId
@@ -22,29 +22,29 @@ _LOSSES = {"preempted": LossReason.PREEMPTED, "walltime": LossReason.WALLTIME}
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _BatchJob:
     id: BlockId
     ordinal: int
     pilots: dict[SimPilot, None] = field(default_factory=dict)
-    running: bool = False
-    over: bool = False
-    end: Entry | None = None
+    is_running: bool = False
+    is_over: bool = False
+    end_entry: AgendaEntry | None = None
 
 
-class BatchSystem:
-    def __init__(self, sim: PilotSurroundings, model: SourceModel, *, number: int, seed: int) -> None:
+class SimulatedBatchSystem:
+    def __init__(self, sim: PilotSimulationBase, model: SourceModel, *, number: int, seed: int) -> None:
         self.model = model
         self._sim = sim
         self._number = number
         self._waits = Stream(seed, f"wait/{model.name}")
         self._boots = Stream(seed, f"boot/{model.name}")
-        self._jobs: dict[BlockId, _Job] = {}
-        self._queue: dict[BlockId, _Job] = {}
-        self._running: dict[BlockId, _Job] = {}
+        self._jobs: dict[BlockId, _BatchJob] = {}
+        self._queue: dict[BlockId, _BatchJob] = {}
+        self._running: dict[BlockId, _BatchJob] = {}
         self._capacity = 0
         self._submitted = 0
         for at_s, blocks in model.steps:
-            sim.agenda.at(at_s, self._set_capacity, blocks)
+            sim.agenda.schedule_at(at_s, self._set_capacity, blocks)
 
     @property
     def source(self) -> Source:
@@ -56,83 +56,85 @@ class BatchSystem:
         )  # fmt: skip
 
     def submit(self, order: BlockOrder) -> None:
-        job = self._jobs[order.block] = _Job(order.block, self._submitted)
+        job = self._jobs[order.block] = _BatchJob(order.block, self._submitted)
         self._submitted += 1
-        self._note(Happened.BLOCK_ASKED, job)
+        self._log_event(LoggedEvent.BLOCK_ASKED, job)
         self._send_update(job, BlockPhase.PENDING, "Resources")
         model = self.model
-        wait_s = model.wait_s * self._waits.factor(job.ordinal, cv=model.wait_cv)
-        self._sim.agenda.after(wait_s, self._enqueue, job)
+        wait_s = model.wait_s * self._waits.lognormal_factor(job.ordinal, cv=model.wait_cv)
+        self._sim.agenda.schedule_after(wait_s, self._enqueue, job)
 
     def cancel(self, block: BlockId) -> None:
         job = self._jobs.get(block)
         if job is not None:
             self._end_job(job, "cancelled")
 
-    def _enqueue(self, job: _Job) -> None:
-        if not job.over:
+    def _enqueue(self, job: _BatchJob) -> None:
+        if not job.is_over:
             self._queue[job.id] = job
-            self._start()
+            self._start_queued_jobs()
 
     def _set_capacity(self, blocks: int) -> None:
         self._capacity = blocks
-        self._sim.log.note(self._sim.agenda.now, Happened.CAPACITY, block=self._number, value=float(blocks))
+        self._sim.log.add_row(self._sim.agenda.now, LoggedEvent.CAPACITY, block=self._number, value=float(blocks))
         while len(self._running) > self._capacity:
             newest = self.model.preempt is Preempt.NEWEST
             job = next(reversed(self._running.values()) if newest else iter(self._running.values()))
             self._end_job(job, "preempted")
-        self._start()
+        self._start_queued_jobs()
 
-    def _start(self) -> None:
+    def _start_queued_jobs(self) -> None:
         while self._queue and len(self._running) < self._capacity:
             self._start_job(self._queue.pop(min(self._queue, key=lambda id: self._queue[id].ordinal)))
 
-    def _start_job(self, job: _Job) -> None:
+    def _start_job(self, job: _BatchJob) -> None:
         sim, model = self._sim, self.model
-        job.running = True
+        job.is_running = True
         self._running[job.id] = job
-        self._note(Happened.BLOCK_STARTED, job)
+        self._log_event(LoggedEvent.BLOCK_STARTED, job)
         self._send_update(job, BlockPhase.RUNNING, "")
         ends_at = 0.0
         if model.walltime_s:
             ends_at = sim.agenda.now + model.walltime_s
-            job.end = sim.agenda.at(ends_at, self._end_job, job, "walltime")
+            job.end_entry = sim.agenda.schedule_at(ends_at, self._end_job, job, "walltime")
         for node in range(model.nodes):
-            pilot = sim.new_pilot(model, block=job.id, ends_at=ends_at)
+            pilot = sim.create_pilot(model, block=job.id, ends_at=ends_at)
             job.pilots[pilot] = None
-            boot_s = model.boot_s * self._boots.factor(job.ordinal * model.nodes + node, cv=model.boot_cv)
-            sim.agenda.after(boot_s, pilot.join)
+            boot_s = model.boot_s * self._boots.lognormal_factor(job.ordinal * model.nodes + node, cv=model.boot_cv)
+            sim.agenda.schedule_after(boot_s, pilot.connect)
 
-    def pilot_left(self, pilot: SimPilot) -> None:
+    def forget_ended_pilot(self, pilot: SimPilot) -> None:
         job = self._jobs.get(BlockId(pilot.block))
-        if job is not None and not job.over:
+        if job is not None and not job.is_over:
             job.pilots.pop(pilot, None)
             if not job.pilots:
                 self._end_job(job, "done")
 
-    def _end_job(self, job: _Job, reason: str) -> None:
-        if job.over:
+    def _end_job(self, job: _BatchJob, reason: str) -> None:
+        if job.is_over:
             return
-        job.over = True
+        job.is_over = True
         sim = self._sim
-        cancel(job.end)
+        cancel_entry(job.end_entry)
         del self._jobs[job.id]
         self._queue.pop(job.id, None)
         self._running.pop(job.id, None)
-        self._note(Happened.BLOCK_OVER, job)
+        self._log_event(LoggedEvent.BLOCK_OVER, job)
         for pilot in list(job.pilots):
-            if pilot.here:
-                pilot.vanish()
-                sim.agenda.after(sim.world.delays.message_s, sim.handle, PilotCut(pilot.id))
-                sim.agenda.after(sim.world.delays.back_s, sim.handle, PilotLost(pilot.id, f"{job.id}: {reason}"))
+            if pilot.is_running:
+                pilot.end_silently()
+                sim.agenda.schedule_after(sim.world.delays.message_s, sim.handle, PilotCut(pilot.id))
+                sim.agenda.schedule_after(
+                    sim.world.delays.back_s, sim.handle, PilotLost(pilot.id, f"{job.id}: {reason}")
+                )
         self._send_update(job, BlockPhase.ENDED, reason)
-        if job.running:
-            self._start()
+        if job.is_running:
+            self._start_queued_jobs()
 
-    def _send_update(self, job: _Job, phase: BlockPhase, reason: str) -> None:
+    def _send_update(self, job: _BatchJob, phase: BlockPhase, reason: str) -> None:
         late_s = self._sim.world.delays.poll_s
         update = BlockUpdate(job.id, phase, f"job-{job.id}", reason, loss=_LOSSES.get(reason))
-        self._sim.agenda.after(late_s, self._sim.factory_says, update)
+        self._sim.agenda.schedule_after(late_s, self._sim.send_block_update, update)
 
-    def _note(self, what: Happened, job: _Job) -> None:
-        self._sim.log.note(self._sim.agenda.now, what, block=int(job.id[1:]))
+    def _log_event(self, what: LoggedEvent, job: _BatchJob) -> None:
+        self._sim.log.add_row(self._sim.agenda.now, what, block=int(job.id[1:]))

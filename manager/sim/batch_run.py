@@ -25,24 +25,24 @@ class TimedRequest(msgspec.Struct, frozen=True):
     tpot_s: float = 0.0
 
 
-class RequestEnd(msgspec.Struct, frozen=True):
+class RequestTimes(msgspec.Struct, frozen=True):
     first_at: float
     ended_at: float
 
 
 def batch_run(
     times: StepTimes, limits: BatchLimits, requests: Sequence[TimedRequest], *, margin: float = 0.0,
-    took: Callable[[Step, float], None] | None = None,
-) -> list[RequestEnd]:  # fmt: skip
+    on_step: Callable[[Step, float], None] | None = None,
+) -> list[RequestTimes]:  # fmt: skip
     """Return the end times of the requests, in the order of `requests`.
 
-    `margin`: share by which each step takes longer than in the table. `took` receives each step and its seconds. Raises
-    ValueError for a request that the limits never admit, LookupError for a stage without measurements.
+    `margin`: share by which each step takes longer than in the table. `on_step` receives each step and its seconds.
+    Raises ValueError for a request that the limits never admit, LookupError for a stage without measurements.
     """
     model, batch, now = StepModel(times), RunningBatch(limits), 0.0
     first_at, ended_at = dict[int, float](), dict[int, float]()
     for request in requests:
-        if why := batch.why_not(prompt=request.prompt, most=request.tokens):
+        if why := batch.find_refusal_reason(prompt=request.prompt, most=request.tokens):
             raise ValueError(why)
     coming = sorted(range(len(requests)), key=lambda number: (requests[number].at, number), reverse=True)
     while len(ended_at) < len(requests):
@@ -50,7 +50,7 @@ def batch_run(
             number = coming.pop()
             one = requests[number]
             batch.add(number, prompt=one.prompt, most=one.tokens, due_at=one.due_at, tpot_s=one.tpot_s)
-        step = batch.next()
+        step = batch.next_step()
         if step is None:
             now = requests[coming[-1]].at
             continue
@@ -63,12 +63,12 @@ def batch_run(
         ended = []
         for number, count in zip(step.requests, step.tokens, strict=True):
             state = batch.running[number]
-            if state.unread == count:
+            if state.unread_tokens == count:
                 first_at.setdefault(number, now)
                 if state.made + 1 == state.most:
                     ended_at[number] = now
                     ended.append(number)
-        batch.did(step, ended=ended)
-        if took is not None:
-            took(step, seconds)
-    return [RequestEnd(first_at[number], ended_at[number]) for number in range(len(requests))]
+        batch.record_step(step, ended=ended)
+        if on_step is not None:
+            on_step(step, seconds)
+    return [RequestTimes(first_at[number], ended_at[number]) for number in range(len(requests))]

@@ -36,18 +36,18 @@ from stoker.protocol.ids import make_call_id
 Steps = list[tuple[float, float]]  # Pairs of a time and the value from then on; before the first pair, the value is 0
 
 
-def limited(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) -> Steps:
+def limit_blocks(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) -> Steps:
     """Return the number of blocks that may run over time: the capacity, at most `most`, and 0 before `from_s`."""
-    return clipped([(at, float(min(blocks, most))) for at, blocks in capacity], from_s=from_s)
+    return start_steps_at([(at, float(min(blocks, most))) for at, blocks in capacity], from_s=from_s)
 
 
-def clipped(steps: Steps, *, from_s: float) -> Steps:
+def start_steps_at(steps: Steps, *, from_s: float) -> Steps:
     at_first = next((value for at, value in reversed(steps) if at <= from_s), 0.0)
     return [(from_s, at_first), *((at, value) for at, value in steps if at > from_s)]
 
 
-def useful(steps: Steps, *, setup_s: float) -> Steps:
-    """Return how many blocks can have run for `setup_s`: the smallest capacity in that time."""
+def count_usable_blocks(steps: Steps, *, setup_s: float) -> Steps:
+    """Return how many blocks can have run for `setup_s` seconds: the smallest capacity during these seconds."""
     times = [at for at, _ in steps]
     values = [0.0, *(value for _, value in steps)]  # the first 0 is the value before the first step
     moments = sorted({*times, *(at + setup_s for at in times)})
@@ -60,7 +60,7 @@ def useful(steps: Steps, *, setup_s: float) -> Steps:
 
 
 class DeviceTimeSupply:
-    """Computes how much work devices can do by a given time. Their rates are summed, each multiplied by a price."""
+    """Computes how much work devices can do by a given time. `parts`: device counts over time, each with its price."""
 
     def __init__(self, parts: Sequence[tuple[Steps, float]]) -> None:
         events = sorted((at, number, value) for number, (steps, _) in enumerate(parts) for at, value in steps)
@@ -77,13 +77,13 @@ class DeviceTimeSupply:
         spans = (rate * (b - a) for rate, (a, b) in zip(self._rates, pairwise(self._times), strict=False))
         self._amounts = [0.0, *accumulate(spans)] if self._times else []
 
-    def until(self, at: float) -> float:
+    def work_until(self, at: float) -> float:
         place = bisect_right(self._times, at) - 1
         if place < 0:
             return 0.0
         return self._amounts[place] + self._rates[place] * (at - self._times[place])
 
-    def when(self, amount: float) -> float:
+    def earliest_time_for(self, amount: float) -> float:
         """Return the earliest time by which the devices can have done `amount` of work; infinity = never."""
         if amount <= 0:
             return 0.0
@@ -94,7 +94,7 @@ class DeviceTimeSupply:
         return self._times[place] + (amount - self._amounts[place]) / rate if rate else math.inf
 
 
-_STEPS = 10  # Maximum number of simulator steps from the order to load a context until the context is ready
+_MOST_LOAD_STEPS = 10  # Maximum number of simulator steps from the order to load a context until the context is ready
 
 
 class _Call(NamedTuple):
@@ -105,7 +105,7 @@ class _Call(NamedTuple):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """A context on a source's devices, with its least costs. `first_s`: from a pilot's start to its first call."""
+    """A context on a source's devices, with minimum times. `first_s`: from a pilot's start to its first call."""
 
     context: str
     source: int
@@ -118,33 +118,35 @@ class Placement(msgspec.Struct, frozen=True):
     call_s: float
     item_s: float
     devices: int
-    floor: EngineFloor | None = None
+    engine_floor: EngineFloor | None = None
 
     def run_s(self, call: _Call) -> float:
         one = call.arrival
-        if self.floor is not None:
-            return self.floor.run_s(one.prompt, one.written)
+        if self.engine_floor is not None:
+            return self.engine_floor.run_s(one.prompt_tokens, one.output_tokens)
         run_s = call.factor * (self.call_s + (one.items_done or one.items) * self.item_s)
         return max(0.0, run_s + (one.fixed_s + one.shared_s) - TICK_S)
 
     def device_s(self, call: _Call) -> float:
-        if self.floor is None:
+        if self.engine_floor is None:
             return self.run_s(call) / self.slots
-        return self.floor.device_s(call.arrival.prompt, call.arrival.written)
+        return self.engine_floor.device_s(call.arrival.prompt_tokens, call.arrival.output_tokens)
 
 
-def places_of(world: World, first_at: Mapping[str, float]) -> list[Placement]:
+def find_placements(world: World, first_at: Mapping[str, float]) -> list[Placement]:
     """Return the possible placements of contexts. `first_at`: time at which the first call of each context arrives."""
     pilots_at = {
         number: at for number, source in enumerate(world.sources) if (at := _earliest_pilot_start(source)) < math.inf
     }
     found = (
-        _place(world, name, number, pilots_at=pilots_at, first_at=first_at) for name in first_at for number in pilots_at
+        _make_placement(world, name, number, pilots_at=pilots_at, first_at=first_at)
+        for name in first_at
+        for number in pilots_at
     )
     return [place for place in found if place is not None]
 
 
-def _place(
+def _make_placement(
     world: World, name: str, number: int, *, pilots_at: Mapping[int, float], first_at: Mapping[str, float]
 ) -> Placement | None:
     source, model = world.sources[number], world.contexts[name]
@@ -166,9 +168,9 @@ def _place(
         context=name, source=number, speed=device.speed, slots=model.slots_on_device_kind(source.kind),
         starts_at=_minimum_queue_wait_s(source), boot_s=boot_s, first_s=first_s, begins_at=begins_at,
         devices=model.devices,
-        floor=EngineFloor(engine, speed=device.speed) if engine is not None else None,
-        call_s=model.of_kind(model.call_s, source.kind) / device.speed,
-        item_s=model.of_kind(model.item_s, source.kind) / device.speed,
+        engine_floor=EngineFloor(engine, speed=device.speed) if engine is not None else None,
+        call_s=model.time_on_device_kind(model.call_s, source.kind) / device.speed,
+        item_s=model.time_on_device_kind(model.item_s, source.kind) / device.speed,
     )  # fmt: skip
 
 
@@ -199,8 +201,8 @@ def _fetch_and_load_times_s(links: Links, model: ContextModel, kind: str) -> tup
     size = sum(files.size_bytes for files in model.files)
     operations_s = sum(files.operations for files in model.files) / (links.shared_operations or math.inf)
     one_node = min(links.shared_node, links.network)
-    work_s = model.start_s + model.of_kind(model.load_s, kind) * min_random_factor(cv=model.load_cv)
-    work_s += model.devices * model.device_memory_bytes / links.bus - _STEPS * TICK_S
+    work_s = model.start_s + model.time_on_device_kind(model.load_s, kind) * min_random_factor(cv=model.load_cv)
+    work_s += model.devices * model.device_memory_bytes / links.bus - _MOST_LOAD_STEPS * TICK_S
     read_s = size / (max(links.memory, links.disk) if model.page_cache else links.disk)
     afresh_s = max(size / min(links.shared, one_node), operations_s) + work_s
     return size / links.network, max(0.0, read_s + work_s), max(0.0, afresh_s)
@@ -223,39 +225,39 @@ def _earliest_pilot_start(source: SourceModel) -> float:
     return starts_at + _minimum_boot_s(source)
 
 
-class Limit(enum.Enum):
+class BoundReason(enum.Enum):
     DEVICES = "device time"
     CALL = "one call"
     NEVER = "devices"
     UNKNOWN = "nothing that is known"
 
 
-class Bound(msgspec.Struct, frozen=True):
+class LowerBound(msgspec.Struct, frozen=True):
     """A lower bound of the time at which the last call ends, in seconds; infinity = never."""
 
     ends_at: float
-    limit: Limit
+    limit: BoundReason
 
 
-def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> Bound:
+def compute_lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> LowerBound:
     chance, calls, first_at = Stream(seed, "calls"), list[_Call](), dict[str, float]()
     for number, arrival in enumerate(arrivals):
         cv = world.contexts[arrival.context].item_cv
-        calls.append(_Call(arrival, chance.factor(make_call_id(client=0, sequence=number), cv=cv)))
+        calls.append(_Call(arrival, chance.lognormal_factor(make_call_id(client=0, sequence=number), cv=cv)))
         first_at.setdefault(arrival.context, arrival.at_s)
     if not calls:
-        return Bound(0.0, Limit.CALL)
+        return LowerBound(0.0, BoundReason.CALL)
     if world.delays.progress_s or any(call.arrival.gang != (1, 1) for call in calls):
-        return Bound(0.0, Limit.UNKNOWN)
-    case = _BoundProblem(world, calls, places_of(world, first_at))
-    if case.of.keys() < first_at.keys():
-        return Bound(math.inf, Limit.NEVER)
+        return LowerBound(0.0, BoundReason.UNKNOWN)
+    case = _BoundProblem(world, calls, find_placements(world, first_at))
+    if case.placements_of_context.keys() < first_at.keys():
+        return LowerBound(math.inf, BoundReason.NEVER)
     bounds = [
-        Bound(case.bound_from_single_call(), Limit.CALL),
-        *(Bound(ends_at, Limit.DEVICES) for ends_at in case.bounds_from_all_calls()),
+        LowerBound(case.bound_from_single_call(), BoundReason.CALL),
+        *(LowerBound(ends_at, BoundReason.DEVICES) for ends_at in case.bounds_from_all_calls()),
     ]
     largest = max(bounds, key=lambda bound: bound.ends_at)
-    return Bound(math.inf, Limit.NEVER) if largest.ends_at == math.inf else largest
+    return LowerBound(math.inf, BoundReason.NEVER) if largest.ends_at == math.inf else largest
 
 
 _Prices = dict[int, float]
@@ -264,13 +266,16 @@ _Prices = dict[int, float]
 class _BoundProblem:
     def __init__(self, world: World, calls: list[_Call], places: list[Placement]) -> None:
         self.world, self.calls, self.places = world, calls, places
-        self.of: dict[str, list[Placement]] = {}
+        self.placements_of_context: dict[str, list[Placement]] = {}
         for place in places:
-            self.of.setdefault(place.context, []).append(place)
+            self.placements_of_context.setdefault(place.context, []).append(place)
 
     def bound_from_single_call(self) -> float:
         return max(
-            min(max(call.arrival.at_s, place.begins_at) + place.run_s(call) for place in self.of[call.arrival.context])
+            min(
+                max(call.arrival.at_s, place.begins_at) + place.run_s(call)
+                for place in self.placements_of_context[call.arrival.context]
+            )
             for call in self.calls
         )
 
@@ -283,7 +288,7 @@ class _BoundProblem:
 
     def _candidate_source_prices(self) -> Iterator[_Prices]:
         tried = {_normalize_prices({place.source: place.speed for place in self.places}): None}
-        for name, places in self.of.items():
+        for name, places in self.placements_of_context.items():
             mine = [call for call in self.calls if call.arrival.context == name]
             seconds = {place.source: math.fsum(map(place.device_s, mine)) for place in places}
             if all(seconds.values()):
@@ -299,21 +304,23 @@ class _BoundProblem:
             mine = [place for place in self.places if place.source == number]
             if not mine:
                 continue
-            steps, share = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at), 1.0
+            steps, share = limit_blocks(source.steps, most=source.max_blocks, from_s=mine[0].starts_at), 1.0
             setup_s = min(place.boot_s + place.first_s for place in mine)
             if by_walltime and source.walltime_s:
                 share = max(0.0, 1.0 - setup_s / source.walltime_s)
             else:
-                steps = clipped(useful(steps, setup_s=setup_s), from_s=min(place.begins_at for place in mine))
+                steps = start_steps_at(
+                    count_usable_blocks(steps, setup_s=setup_s), from_s=min(place.begins_at for place in mine)
+                )
             parts.append((steps, prices[number] * source.nodes * source.devices * share))
         devices, calls, needed, later = DeviceTimeSupply(parts), self.calls, 0.0, 0.0
         worth = {place: prices[place.source] * place.devices for place in self.places}
         for place, call in enumerate(reversed(calls), start=1):
-            at_s, where = call.arrival.at_s, self.of[call.arrival.context]
+            at_s, where = call.arrival.at_s, self.placements_of_context[call.arrival.context]
             later += min(worth[each] * each.device_s(call) for each in where)
             if not by_walltime and (place == len(calls) or calls[-place - 1].arrival.at_s < at_s):
-                needed = max(needed, devices.until(at_s) + later)
-        return devices.when(later if by_walltime else needed)
+                needed = max(needed, devices.work_until(at_s) + later)
+        return devices.earliest_time_for(later if by_walltime else needed)
 
 
 def _normalize_prices(prices: _Prices) -> tuple[tuple[int, float], ...]:

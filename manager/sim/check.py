@@ -7,15 +7,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from stoker.config_errors import did_you_mean
+from stoker.config_errors import suggest_similar_name
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.runs import least_s
+from stoker.manager.sim.runs import minimum_call_s
 from stoker.manager.sim.world import ContextModel, EngineFloor, SourceModel, World
 from stoker.units import show_bytes, show_seconds
 
-ImpossibleSetting = tuple[tuple[str, ...], str, tuple[str, ...]]
+SettingProblem = tuple[tuple[str, ...], str, tuple[str, ...]]
 """Path of the setting in the file; problem text, which begins with the setting's name; path with names of sources
 instead of numbers.
 """
@@ -24,21 +24,25 @@ instead of numbers.
 _Problems = Iterator[tuple[tuple[str, ...], str]]  # Path of a table, and problem text that begins with a setting's name
 
 
-def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> None:
-    for at, problem, named in impossible(world, wanted=wanted, until_s=until_s):
+def raise_for_impossible_setting(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> None:
+    for at, problem, named in find_impossible_settings(world, wanted=wanted, until_s=until_s):
         table = ".".join(named[:-1])
         raise ConfigError(f"an impossible world: {f'[{table}] ' if table else ''}{problem}", key=at[-1])
 
 
-def impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> Iterator[ImpossibleSetting]:
+def find_impossible_settings(
+    world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0
+) -> Iterator[SettingProblem]:
     """Yield impossible settings. `wanted`: contexts of the calls. `until_s`: time at which the run ends."""
-    for table, problem in chain(_parts(world), _engines(world), _calls(world, wanted, until_s=until_s)):
+    for table, problem in chain(
+        _world_problems(world), _engine_problems(world), _workload_problems(world, wanted, until_s=until_s)
+    ):
         at = (*table, re.split("[: ]", problem, maxsplit=1)[0])
         named = (at[0], world.sources[int(at[1])].name, *at[2:]) if at[0] == "sources" and len(at) > 1 else at
         yield at, problem, named
 
 
-def world_warnings(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
+def find_world_warnings(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
     models = [(name, world.contexts[name]) for name in wanted]
     for source in world.sources:
         most = max(blocks for _, blocks in source.steps)
@@ -53,14 +57,14 @@ def world_warnings(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]
         if models and not usable:
             yield f"{never}: its devices ({source.kind}) cannot hold {', '.join(name for name, _ in models)}"
         elif models and source.walltime_s:
-            loads = ((_load_s(world, model, source), name) for name, model in usable)
+            loads = ((_estimate_load_s(world, model, source), name) for name, model in usable)
             load_s, name = min(loads, key=lambda each: each[0])
             if load_s >= source.walltime_s:
                 lasts = f"a block lasts {show_seconds(source.walltime_s)}"
                 yield f"{never}: {lasts}, and {name} takes {show_seconds(load_s)} until it is loaded there"
 
 
-def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+def check_arrivals(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
     before_s, seen = 0.0, set[tuple[object, ...]]()
     served = {name for name, model in world.contexts.items() if model.engine}
     timed = any(source.walltime_s for source in world.sources)
@@ -69,7 +73,7 @@ def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
             raise ConfigError(f"call {number} arrives at {arrival.at_s:g} s, before the previous call's {before_s:g} s")
         before_s = arrival.at_s
         # The token counts of an engine's calls matter only if a walltime may end a block before its calls end.
-        lengths = (arrival.prompt, arrival.written) if timed and arrival.context in served else ()
+        lengths = (arrival.prompt_tokens, arrival.output_tokens) if timed and arrival.context in served else ()
         times = arrival.fixed_s, arrival.shared_s
         kind = arrival.context, arrival.items, arrival.gang, times, arrival.items_done, lengths
         if kind not in seen:
@@ -84,14 +88,14 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
     if arrival.items < 1:
         yield f"has {arrival.items} items; a call has at least one"
     if name not in world.contexts:
-        yield f"wants {name}, {nearest(name, world.contexts)}"
+        yield f"wants the unknown context {name}; {suggest_name(name, world.contexts)}"
     if not 0 <= arrival.items_done <= arrival.items:
         yield f"ends after {arrival.items_done} of its {arrival.items} items, which is impossible"
     for seconds in (arrival.fixed_s, arrival.shared_s):
         if not 0 <= seconds < math.inf:
             yield f"takes {seconds:g} s before its first item; the time must be 0 or more"
     if not 1 <= least <= most:
-        yield f"wants an impossible gang of {least} to {most}"
+        yield f"wants a gang of at least {least} and at most {most} libraries, which is impossible"
     model = world.contexts[name]
     if model.engine and (arrival.items, arrival.gang, arrival.fixed_s + arrival.shared_s) != (1, (1, 1), 0.0):
         one = "such a call is one request (items = 1, no gang, fixed_s = 0, shared_s = 0)"
@@ -107,13 +111,13 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
         each = "a device" if model.devices == 1 else f"{model.devices} devices"
         never = f"{name} never has more than {there} libraries at a time, with {each} each"
         yield f"wants a gang of {least}, but {never}"
-    loads = [_load_s(world, model, source) for source in sources]
+    loads = [_estimate_load_s(world, model, source) for source in sources]
     takes = [_minimum_call_s(world, arrival, source) for source in sources]
     spare = [source.walltime_s - load_s - call_s for source, load_s, call_s in zip(sources, loads, takes, strict=True)]
     sure = not model.item_cv and not world.delays.progress_s  # with checkpoints a call resumes in the next block
     if spare and sure and all(source.walltime_s for source in sources) and max(spare) <= 0:
         best = spare.index(max(spare))
-        work = f"{arrival.written} tokens" if model.engine else f"{arrival.items_done or arrival.items} items"
+        work = f"{arrival.output_tokens} tokens" if model.engine else f"{arrival.items_done or arrival.items} items"
         yield (
             f"of {name} can never end: {work} take {show_seconds(takes[best])} after a load of "
             f"{show_seconds(loads[best])}, and a block of {sources[best].name} lasts "
@@ -121,7 +125,7 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
         )
 
 
-def _parts(world: World) -> _Problems:
+def _world_problems(world: World) -> _Problems:
     if not world.sources:
         yield (), "sources: the world has no source, so no pilot can start; write [[world.sources]]"
     if not world.contexts:
@@ -130,7 +134,10 @@ def _parts(world: World) -> _Problems:
     for number, source in enumerate(world.sources):
         at = ("sources", str(number))
         if source.kind not in devices:
-            yield at, f"kind = {source.kind!r} is not a device of this world; {nearest(source.kind, devices)}"
+            yield (
+                at,
+                f"kind = {source.kind!r} is not a device of this world; {suggest_name(source.kind, devices)}",
+            )
         if source.name in names:
             yield at, f"name = {source.name!r}: another source has the same name"
         names.add(source.name)
@@ -142,11 +149,17 @@ def _parts(world: World) -> _Problems:
         at = ("contexts", name)
         for kind in model.kinds:
             if kind not in devices and kind not in words:
-                yield at, f"kinds has {kind!r}, which is not a device of this world; {nearest(kind, devices)}"
+                yield (
+                    at,
+                    f"kinds has {kind!r}, which is not a device of this world; {suggest_name(kind, devices)}",
+                )
         for setting, times in (("load", model.load_s), ("call", model.call_s), ("item", model.item_s)):
             for kind in filter(None, times):
                 if kind not in devices:
-                    yield at, f"{setting} has a time for {kind!r}, which is not a device; {nearest(kind, devices)}"
+                    yield (
+                        at,
+                        f"{setting} has a time for {kind!r}, which is not a device; {suggest_name(kind, devices)}",
+                    )
         for files in model.files:
             if (size := sizes.setdefault(files.name, files.size_bytes)) != files.size_bytes:
                 sizes_shown = f"{show_bytes(files.size_bytes)} here and {show_bytes(size)} elsewhere"
@@ -155,12 +168,15 @@ def _parts(world: World) -> _Problems:
         yield ("links",), f"shared_operations = {operations:g} a second: it must be 0 or more; 0 means no limit"
 
 
-def _engines(world: World) -> _Problems:
+def _engine_problems(world: World) -> _Problems:
     for name, model in world.contexts.items():
         at = ("contexts", name)
         for kind in filter(None, model.engine):
             if kind not in world.devices:
-                yield at, f"engine has steps for {kind!r}, which is not a device; {nearest(kind, world.devices)}"
+                yield (
+                    at,
+                    f"engine has steps for {kind!r}, which is not a device; {suggest_name(kind, world.devices)}",
+                )
         kinds = (source.kind for source in _usable_sources(world, model))
         missing = [kind for kind in kinds if model.engine_on_device_kind(kind) is None]
         if model.engine and missing:
@@ -168,10 +184,10 @@ def _engines(world: World) -> _Problems:
             yield at, f"engine: {name} may be on {missing[0]!r}, {mend}"
 
 
-def _calls(world: World, wanted: Iterable[str], *, until_s: float) -> _Problems:
+def _workload_problems(world: World, wanted: Iterable[str], *, until_s: float) -> _Problems:
     for name in wanted:
         if name not in world.contexts:
-            yield (), f"contexts: calls want {name}, {nearest(name, world.contexts)}"
+            yield (), f"contexts: calls want {name}, {suggest_name(name, world.contexts)}"
             return
         of_use = _usable_sources(world, world.contexts[name])
         if of_use:
@@ -199,7 +215,7 @@ def _why_no_device(world: World, name: str, sources: Sequence[SourceModel]) -> s
 def _unfinishable_run_problems(world: World, name: str, of_use: Sequence[SourceModel], *, until_s: float) -> _Problems:
     model, first = world.contexts[name], ("sources", str(world.sources.index(of_use[0])))
     if not any(blocks for source in of_use for _, blocks in source.steps):
-        yield first, f"capacity: it is always 0 at every source that could serve {name}; nothing would ever run"
+        yield first, f"capacity: it is always 0 at every source that could serve {name}; no call could ever run"
         return
     if not until_s and not any(source.steps[-1][1] for source in of_use):
         gone = max(source.steps[-1][0] for source in of_use)
@@ -208,7 +224,7 @@ def _unfinishable_run_problems(world: World, name: str, of_use: Sequence[SourceM
             f"capacity: from {gone:g} s on, it is 0 at every source that could serve {name}; a longer run "
             'would never end: write until = "…" at the top of the file',
         )
-    loads = [(source, _load_s(world, model, source)) for source in of_use]
+    loads = [(source, _estimate_load_s(world, model, source)) for source in of_use]
     if all(source.walltime_s and load_s >= source.walltime_s for source, load_s in loads):
         source, load_s = max(loads, key=lambda each: each[0].walltime_s - each[1])
         yield (
@@ -222,7 +238,7 @@ def _usable_sources(world: World, model: ContextModel) -> list[SourceModel]:
     return [source for source in world.sources if world.fits_on_node(model, source)]
 
 
-def _load_s(world: World, model: ContextModel, source: SourceModel) -> float:
+def _estimate_load_s(world: World, model: ContextModel, source: SourceModel) -> float:
     links = world.links
     size = sum(files.size_bytes for files in model.files)
     if model.awareness is Awareness.NONE:
@@ -230,21 +246,24 @@ def _load_s(world: World, model: ContextModel, source: SourceModel) -> float:
     else:
         seconds = size / links.network + size / (links.memory if model.page_cache else links.disk)
     seconds += model.devices * model.device_memory_bytes / links.bus
-    return source.boot_s + model.start_s + model.of_kind(model.load_s, source.kind) + seconds
+    return source.boot_s + model.start_s + model.time_on_device_kind(model.load_s, source.kind) + seconds
 
 
 def _minimum_call_s(world: World, arrival: Arrival, source: SourceModel) -> float:
     model = world.contexts[arrival.context]
     engine = model.engine_on_device_kind(source.kind)
     if engine is not None:
-        return EngineFloor(engine, speed=world.devices[source.kind].speed).run_s(arrival.prompt, arrival.written)
-    call_s, item_s = model.of_kind(model.call_s, source.kind), model.of_kind(model.item_s, source.kind)
+        return EngineFloor(engine, speed=world.devices[source.kind].speed).run_s(
+            arrival.prompt_tokens, arrival.output_tokens
+        )
+    call_s = model.time_on_device_kind(model.call_s, source.kind)
+    item_s = model.time_on_device_kind(model.item_s, source.kind)
     speed, items = world.devices[source.kind].speed, arrival.items_done or arrival.items
     before_s = arrival.fixed_s + arrival.shared_s / arrival.gang[1]
-    return before_s + least_s(model, call_s / speed, items * item_s / speed, gang=arrival.gang)
+    return before_s + minimum_call_s(model, call_s / speed, items * item_s / speed, gang=arrival.gang)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, known: Iterable[str]) -> str:
     names = list(known)
     otherwise = f"there {'is' if len(names) == 1 else 'are'} {', '.join(names) or 'none'}"
-    return did_you_mean(name, names, otherwise=otherwise)
+    return suggest_similar_name(name, names, otherwise=otherwise)

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from stoker.contexts.recipe import Awareness, LibraryLimits, Needs, Recipe
 from stoker.manager.core.events import FromClient
 from stoker.manager.sim.log import TokenTimes
-from stoker.manager.sim.pilot import object_of
-from stoker.manager.sim.runs import Surroundings
+from stoker.manager.sim.pilot import make_object_ref
+from stoker.manager.sim.runs import SimulationBase
 from stoker.manager.sim.world import ContextModel
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallOptions, CallSpec, Features, Objective
@@ -22,7 +22,7 @@ from stoker.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey, make_c
 
 NO_OBJECTIVE = Objective()
 _SUBMITTED_TOGETHER = attrgetter("context", "priority", "deadline_s", "gang", "objective", "variants")
-ACKNOWLEDGED = 1000  # Results per acknowledgement; the manager may forget acknowledged results
+RESULTS_PER_ACKNOWLEDGEMENT = 1000  # The manager may forget acknowledged results
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
@@ -52,16 +52,16 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     most_output: int = 0
 
     @property
-    def prompt(self) -> int:
+    def prompt_tokens(self) -> int:
         return max(1, self.input_length)
 
     @property
-    def written(self) -> int:
+    def output_tokens(self) -> int:
         return self.output or self.expected_output or 1
 
 
 class SimClient:
-    def __init__(self, sim: Surroundings, arrivals: Iterable[Arrival]) -> None:
+    def __init__(self, sim: SimulationBase, arrivals: Iterable[Arrival]) -> None:
         self.id = ClientId("client")
         self._sim = sim
         self._arrivals: Iterator[Arrival] = iter(arrivals)
@@ -69,24 +69,24 @@ class SimClient:
         self._defined: set[str] = set()
         self.submitted = self.ended = self.items_done = self._unacknowledged = 0
         self.failed: dict[str, int] = {}
-        self._gathers_s = sim.client_gathers_s
+        self._collects_for_s = sim.client_collects_for_s
         self._items: dict[int, int] = {}
         self._written: dict[CallId, tuple[str, int]] = {}  # Context and output tokens of each open call
         self._outputs: dict[str, tuple[int, float]] = {}  # By context: number and mean output of ended calls
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self._next is None and self.ended == self.submitted
 
     def start(self) -> None:
-        self._say(to_manager.ClientHello(wire.VERSION, self._sim.session))
-        self._expect()
+        self._send_to_manager(to_manager.ClientHello(wire.VERSION, self._sim.session))
+        self._schedule_next_submission()
 
-    def _expect(self) -> None:
+    def _schedule_next_submission(self) -> None:
         if self._next is not None:
-            self._sim.agenda.at(self._next.at_s + self._gathers_s, self._submit)
+            self._sim.agenda.schedule_at(self._next.at_s + self._collects_for_s, self._submit_arrived_calls)
 
-    def _submit(self) -> None:
+    def _submit_arrived_calls(self) -> None:
         now, arrived = self._sim.agenda.now, list[Arrival]()
         while self._next is not None and round(self._next.at_s, 6) <= now:
             arrived.append(self._next)
@@ -98,13 +98,13 @@ class SimClient:
             for name in (calls[0].context, *calls[0].variants):
                 if name not in self._defined:
                     self._defined.add(name)
-                    recipes.append(to_manager.DefineRecipe(recipe_of(name, self._sim.world.contexts[name])))
+                    recipes.append(to_manager.DefineRecipe(make_recipe(name, self._sim.world.contexts[name])))
                     recipes.append(to_manager.DefineFunction(FunctionKey(name), name, b""))
-            submits.append(self._submit_message(calls))
-        self._say(*recipes, *submits)
-        self._expect()
+            submits.append(self._make_submit_message(calls))
+        self._send_to_manager(*recipes, *submits)
+        self._schedule_next_submission()
 
-    def _submit_message(self, arrivals: list[Arrival]) -> to_manager.Submit:
+    def _make_submit_message(self, arrivals: list[Arrival]) -> to_manager.Submit:
         sim, first, now, calls = self._sim, arrivals[0], self._sim.agenda.now, list[CallSpec]()
         for arrival in arrivals:
             call = make_call_id(client=0, sequence=self.submitted)
@@ -116,10 +116,10 @@ class SimClient:
             calls.append(CallSpec(call, b"", features))
             self._items[call] = arrival.items_done or arrival.items
             if arrival.items_done:
-                sim.really[call] = arrival.items_done
-            came_at = arrival.at_s if self._gathers_s else now
+                sim.true_items[call] = arrival.items_done
+            came_at = arrival.at_s if self._collects_for_s else now
             due_at = arrival.at_s + arrival.deadline_s if arrival.deadline_s else 0.0
-            sim.calls_log.came(came_at, call, items=arrival.items, due_at=due_at)
+            sim.calls_log.log_arrival(came_at, call, items=arrival.items, due_at=due_at)
             self._start_token_tracking(call, arrival, came_at=came_at)
             self.submitted += 1
         deadline_at = first.at_s + first.deadline_s if first.deadline_s else 0.0
@@ -142,24 +142,24 @@ class SimClient:
         if arrival.output:
             self._written[call] = arrival.context, arrival.output
         if self._sim.world.contexts[arrival.context].engine:
-            ttft_s = arrival.objective.first_token_s(arrival.prompt)
+            ttft_s = arrival.objective.first_token_s(arrival.prompt_tokens)
             due_at = came_at + ttft_s if ttft_s else math.inf
             self._sim.tokens[call] = TokenTimes(
-                came_at, arrival.prompt, arrival.written, due_at, arrival.objective.tpot_s if ttft_s else 0.0,
-                most=arrival.most_output,
+                came_at, arrival.prompt_tokens, arrival.output_tokens, due_at,
+                arrival.objective.tpot_s if ttft_s else 0.0, most=arrival.most_output,
             )  # fmt: skip
 
-    def _say(self, *messages: to_manager.FromClient) -> None:
+    def _send_to_manager(self, *messages: to_manager.FromClient) -> None:
         self._sim.handle(FromClient(self.id, 0, list(messages)))
 
-    def hear(self, message: to_client.Results) -> None:
+    def handle_results(self, message: to_client.Results) -> None:
         for end in message.ends:
             items = self._items.pop(end.call)
-            self._sim.really.pop(end.call, None)
-            self._sim.gathering.pop(end.call, None)
+            self._sim.true_items.pop(end.call, None)
+            self._sim.gathering_runs.pop(end.call, None)
             times = self._sim.tokens.pop(end.call, None)
             if times is not None:
-                self._sim.calls_log.tokens(self._sim.agenda.now, end.call, times, ok=end.ok)
+                self._sim.calls_log.log_token_times(self._sim.agenda.now, end.call, times, ok=end.ok)
             context, output = self._written.pop(end.call, ("", 0))
             if output:
                 count, mean = self._outputs.get(context, (0, 0.0))
@@ -170,27 +170,29 @@ class SimClient:
             else:
                 why = end.failure.message if end.failure is not None else "exception"
                 self.failed[why] = self.failed.get(why, 0) + 1
-                self._sim.calls_log.failed(self._sim.agenda.now, end.call, items=items)
-        if self.done:
-            self._sim.agenda.halt()
+                self._sim.calls_log.log_failure(self._sim.agenda.now, end.call, items=items)
+        if self.is_done:
+            self._sim.agenda.stop_running()
         self._unacknowledged += len(message.ends)
-        if self._unacknowledged >= ACKNOWLEDGED:
+        if self._unacknowledged >= RESULTS_PER_ACKNOWLEDGEMENT:
             self._unacknowledged = 0
-            self._sim.agenda.after(0.0, self._say, to_manager.Received(self.ended))
+            self._sim.agenda.schedule_after(0.0, self._send_to_manager, to_manager.Received(self.ended))
 
 
-def recipe_of(name: str, model: ContextModel) -> Recipe:
+def make_recipe(name: str, model: ContextModel) -> Recipe:
     kept = model.awareness is not Awareness.NONE
     engine = model.engine_on_device_kind(model.kinds[0] if model.kinds else "")
     grows = engine is not None and engine.token_bytes > 0
     needs = Needs(
         model.devices, device_memory_bytes=int(model.device_memory_bytes), kinds=model.kinds,
         token_bytes=engine.token_bytes if engine is not None else 0,
-        cache_tokens=engine.limits(model.device_memory_bytes).cache_tokens if engine is not None and grows else 0,
+        cache_tokens=(
+            engine.make_batch_limits(model.device_memory_bytes).cache_tokens if engine is not None and grows else 0
+        ),
     )  # fmt: skip
     return Recipe(
         key=name, name=name, loader=b"simulated", needs=needs, slots=model.slots, awareness=model.awareness,
-        objects=tuple(object_of(files.name, files.size_bytes) for files in model.files) if kept else (),
+        objects=tuple(make_object_ref(files.name, files.size_bytes) for files in model.files) if kept else (),
         calls_per_library=0 if model.awareness is Awareness.FULL else 1,
         limits=LibraryLimits(model.min_libraries, model.max_libraries, model.keep_alive_s),
         longest_input=model.longest_input,

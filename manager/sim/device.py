@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from stoker.manager.sim.agenda import Agenda, Entry, cancel
-from stoker.pilot.core.turns import TurnRequest, next_turns
+from stoker.manager.sim.agenda import Agenda, AgendaEntry, cancel_entry
+from stoker.pilot.core.turns import TurnRequest, choose_next_turns
 from stoker.protocol.ids import DeviceId, LibraryId
 
 _FULL_CAPACITY = 1.0 + 1e-9  # The capacity of a device, with a margin for rounding
 
 
 @dataclass(slots=True, eq=False)
-class RunningWork:
-    """`part`: used share of each device. `pace`: simulated seconds per second of work at full speed."""
+class DeviceWork:
+    """Work on devices. `part`: used share of each device. `pace`: simulated seconds per second of full-speed work."""
 
     devices: Sequence[SimulatedDevice]
     seconds: float
@@ -30,15 +30,15 @@ class RunningWork:
     left_s: float
     act: Callable[..., None]
     args: tuple[Any, ...]
-    slowed: bool = False
+    was_slowed: bool = False
     pace: float = 1.0
-    entry: Entry | None = None
+    entry: AgendaEntry | None = None
 
 
 class SimulatedDevice:
     def __init__(self, agenda: Agenda) -> None:
         self._agenda = agenda
-        self._works: dict[RunningWork, None] = {}
+        self._works: dict[DeviceWork, None] = {}
         self._wanted = 0.0
         self._busy_s = self._busy_since = 0.0
         self.before_more_work: Callable[[], None] | None = None
@@ -52,30 +52,30 @@ class SimulatedDevice:
     def is_idle(self) -> bool:
         return not self._works
 
-    def shorten(self, work: RunningWork, seconds: float) -> None:
-        reached_s = self.reached(work)
+    def shorten_work(self, work: DeviceWork, seconds: float) -> None:
+        reached_s = self.reached_s(work)
         work.seconds, work.since = seconds, self._agenda.now
         work.left_s = max(0.0, seconds - reached_s)
         self._reschedule(work)
 
-    def _reschedule(self, work: RunningWork) -> None:
-        cancel(work.entry)
-        work.entry = self._agenda.after(work.left_s * work.pace, work.act, *work.args)
+    def _reschedule(self, work: DeviceWork) -> None:
+        cancel_entry(work.entry)
+        work.entry = self._agenda.schedule_after(work.left_s * work.pace, work.act, *work.args)
 
-    def stop(self, work: RunningWork) -> float:
-        left_s = self._left_s(work)
-        cancel(work.entry)
+    def stop_work(self, work: DeviceWork) -> float:
+        left_s = self._remaining_s(work)
+        cancel_entry(work.entry)
         for device in work.devices:
-            device._leave(work)
+            device._remove_work(work)
         return 1.0 - left_s / work.seconds if work.seconds else 1.0
 
-    def reached(self, work: RunningWork) -> float:
-        return work.seconds - self._left_s(work)
+    def reached_s(self, work: DeviceWork) -> float:
+        return work.seconds - self._remaining_s(work)
 
-    def done(self, work: RunningWork) -> float:
+    def finish_work(self, work: DeviceWork) -> float:
         for device in work.devices:
-            device._leave(work)
-        return self._agenda.now - work.began_at if work.slowed else work.seconds
+            device._remove_work(work)
+        return self._agenda.now - work.began_at if work.was_slowed else work.seconds
 
     def busy_s(self, now: float) -> float:
         return self._busy_s + (now - self._busy_since if self._works else 0.0)
@@ -83,17 +83,17 @@ class SimulatedDevice:
     def held_s(self, now: float) -> float:
         return self._held_s + (now - self._held_since if self._holders else 0.0)
 
-    def hold(self) -> None:
+    def add_holder(self) -> None:
         if not self._holders:
             self._held_since = self._agenda.now
         self._holders += 1
 
-    def let_go(self) -> None:
+    def remove_holder(self) -> None:
         self._holders -= 1
         if not self._holders:
             self._held_s += self._agenda.now - self._held_since
 
-    def _enter(self, work: RunningWork) -> None:
+    def _add_work(self, work: DeviceWork) -> None:
         if self.before_more_work is not None:
             self.before_more_work()
         if not self._works:
@@ -101,43 +101,43 @@ class SimulatedDevice:
         self._works[work] = None
         self._wanted += work.part
 
-    def _leave(self, work: RunningWork) -> None:
+    def _remove_work(self, work: DeviceWork) -> None:
         before = self._wanted
         del self._works[work]
         if not self._works:
             self._busy_s += self._agenda.now - self._busy_since
         self._wanted = before - work.part if self._works else 0.0
         if before > _FULL_CAPACITY:
-            self._share()
+            self._reschedule_all_works()
 
-    def _share(self) -> None:
+    def _reschedule_all_works(self) -> None:
         for work in self._works:
-            work.left_s = self._left_s(work)
+            work.left_s = self._remaining_s(work)
             work.since = self._agenda.now
-            work.slowed = True
+            work.was_slowed = True
             wanted = max(device._wanted for device in work.devices)
             work.pace = wanted if wanted > _FULL_CAPACITY else 1.0
             self._reschedule(work)
 
-    def _left_s(self, work: RunningWork) -> float:
+    def _remaining_s(self, work: DeviceWork) -> float:
         return max(0.0, work.left_s - (self._agenda.now - work.since) / work.pace)
 
 
 def begin_work(
     devices: Sequence[SimulatedDevice], seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]
-) -> RunningWork:
+) -> DeviceWork:
     """Start work that takes `seconds` at full speed and the share `part` of each device. The work stops or ends on all
-    devices together. At its end, `then` runs and must call `done`.
+    devices together. At its end, `then` runs and must call `finish_work`.
     """
     agenda = devices[0]._agenda
-    work = RunningWork(devices, seconds, part, agenda.now, agenda.now, seconds, then, args)
+    work = DeviceWork(devices, seconds, part, agenda.now, agenda.now, seconds, then, args)
     for device in devices:
-        device._enter(work)
+        device._add_work(work)
     crowded = [device for device in devices if device._wanted > _FULL_CAPACITY]
     for device in crowded:
-        device._share()
+        device._reschedule_all_works()
     if not crowded:
-        work.entry = agenda.after(seconds, then, *args)
+        work.entry = agenda.schedule_after(seconds, then, *args)
     return work
 
 
@@ -148,8 +148,8 @@ class TurnTaker(Protocol):
     @property
     def due_at(self) -> float: ...  # Deadline of the most urgent token; infinity without a deadline
 
-    def take_turn(self, *, leap: bool) -> bool:
-        """Begin the next engine step. With `leap`, begin steps until an interrupt. Return False if no work is left."""
+    def take_turn(self, *, whole_burst: bool) -> bool:
+        """Begin the next engine step; with `whole_burst`, steps until `interrupt`. Return False if no work is left."""
 
     def interrupt(self) -> None: ...  # End the turn after the current engine step
 
@@ -161,7 +161,7 @@ class DeviceTurns:
         self._computing: dict[TurnTaker, None] = {}
         self._is_choosing = False
 
-    def ask(self, taker: TurnTaker) -> None:
+    def request_turn(self, taker: TurnTaker) -> None:
         """Request a turn, unless the engine already waits or computes. Requests made at the same time are considered
         together.
         """
@@ -173,14 +173,14 @@ class DeviceTurns:
                 other.interrupt()
         self._schedule_next_choice()
 
-    def ended(self, taker: TurnTaker, *, again: bool) -> None:
+    def end_turn(self, taker: TurnTaker, *, needs_another_turn: bool) -> None:
         del self._computing[taker]
-        if again:
+        if needs_another_turn:
             self._waiting[taker] = self._agenda.now
         if not self._is_choosing:
-            self._choose()
+            self._start_next_turns()
 
-    def leave(self, taker: TurnTaker) -> None:
+    def remove_taker(self, taker: TurnTaker) -> None:
         self._waiting.pop(taker, None)
         if taker in self._computing:
             del self._computing[taker]
@@ -189,9 +189,9 @@ class DeviceTurns:
     def _schedule_next_choice(self) -> None:
         if not self._is_choosing:
             self._is_choosing = True
-            self._agenda.after(0.0, self._choose)
+            self._agenda.schedule_after(0.0, self._start_next_turns)
 
-    def _choose(self) -> None:
+    def _start_next_turns(self) -> None:
         self._is_choosing = False
         waiting = self._waiting
         if not waiting:
@@ -202,12 +202,12 @@ class DeviceTurns:
             takers = {taker.number: taker for taker in waiting}
             asked = [TurnRequest(one.number, one.device_ids, one.due_at, since) for one, since in waiting.items()]
             busy = {device for taker in self._computing for device in taker.device_ids}
-            chosen = [takers[number] for number in next_turns(asked, busy)]
+            chosen = [takers[number] for number in choose_next_turns(asked, busy)]
         for taker in chosen:
             del waiting[taker]
         wanted = {device for taker in waiting for device in taker.device_ids}
         for taker in chosen:
-            if taker.take_turn(leap=wanted.isdisjoint(taker.device_ids)):
+            if taker.take_turn(whole_burst=wanted.isdisjoint(taker.device_ids)):
                 self._computing[taker] = None
             elif waiting:
                 self._schedule_next_choice()

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from stoker.manager.sim.agenda import Agenda, Entry, cancel
+from stoker.manager.sim.agenda import Agenda, AgendaEntry, cancel_entry
 from stoker.manager.sim.world import Links
 
 _NEGLIGIBLE_UNITS = 1e-6
@@ -37,12 +37,12 @@ class _Flow:
 class Transfer:
     """A transfer of bytes or operations on one or more paths. `moved`: units per path since the paths last changed."""
 
-    left: float
-    done: Callable[[], None]
+    units_left: float
+    on_done: Callable[[], None]
     since: float
     moved: dict[int, float] = field(default_factory=dict)
     flows: tuple[_Flow, ...] = ()
-    entry: Entry | None = None
+    entry: AgendaEntry | None = None
 
 
 class Network:
@@ -50,17 +50,17 @@ class Network:
         self._agenda = agenda
         self._touched: dict[SharedLink, None] = {}
         self._idle: dict[Transfer, None] = {}
-        self._planned = False
+        self._is_update_scheduled = False
 
     def start(self, size: float, paths: Sequence[Iterable[SharedLink]], done: Callable[[], None]) -> Transfer:
         """Move `size` units over all paths in parallel. If `paths` is empty, the transfer waits."""
         transfer = Transfer(float(size), done, self._agenda.now)
-        self.lead(transfer, paths)
+        self.reroute(transfer, paths)
         return transfer
 
-    def lead(self, transfer: Transfer, paths: Sequence[Iterable[SharedLink]]) -> None:
-        self._settle(transfer)
-        self._leave(transfer)
+    def reroute(self, transfer: Transfer, paths: Sequence[Iterable[SharedLink]]) -> None:
+        self._record_moved_units(transfer)
+        self._leave_links(transfer)
         transfer.moved = {}
         transfer.flows = tuple(_Flow(transfer, tuple(link for link in path if link.rate < math.inf)) for path in paths)
         for flow in transfer.flows:
@@ -68,31 +68,31 @@ class Network:
                 link.used_by[flow] = None
                 self._touched[link] = None
         self._idle[transfer] = None
-        self._plan()
+        self._schedule_rate_update()
 
     def stop(self, transfer: Transfer) -> None:
-        self._settle(transfer)
-        self._leave(transfer)
+        self._record_moved_units(transfer)
+        self._leave_links(transfer)
         transfer.flows = ()
         self._idle.pop(transfer, None)
 
-    def _leave(self, transfer: Transfer) -> None:
-        cancel(transfer.entry)
+    def _leave_links(self, transfer: Transfer) -> None:
+        cancel_entry(transfer.entry)
         transfer.entry = None
         for flow in transfer.flows:
             for link in flow.links:
                 del link.used_by[flow]
                 self._touched[link] = None
         if transfer.flows:
-            self._plan()
+            self._schedule_rate_update()
 
-    def _plan(self) -> None:
-        if not self._planned:
-            self._planned = True
-            self._agenda.after(0.0, self._share)
+    def _schedule_rate_update(self) -> None:
+        if not self._is_update_scheduled:
+            self._is_update_scheduled = True
+            self._agenda.schedule_after(0.0, self._update_rates)
 
-    def _share(self) -> None:
-        self._planned = False
+    def _update_rates(self) -> None:
+        self._is_update_scheduled = False
         touched, self._touched = self._touched, {}
         flows: dict[_Flow, None] = {}
         links: dict[SharedLink, None] = {}
@@ -110,16 +110,16 @@ class Network:
         idle, self._idle = self._idle, {}
         transfers.update(idle)
         for transfer in transfers:
-            self._settle(transfer)
-        _fill(list(links), flows)
+            self._record_moved_units(transfer)
+        _assign_fair_rates(list(links), flows)
         for transfer in idle:
             for flow in transfer.flows:
                 if not flow.links:
                     flow.rate = math.inf
         for transfer in transfers:
-            self._expect(transfer)
+            self._schedule_end(transfer)
 
-    def _settle(self, transfer: Transfer) -> None:
+    def _record_moved_units(self, transfer: Transfer) -> None:
         now = self._agenda.now
         seconds, transfer.since = now - transfer.since, now
         if seconds <= 0:
@@ -127,31 +127,31 @@ class Network:
         for place, flow in enumerate(transfer.flows):
             moved = flow.rate * seconds
             if moved and moved < math.inf:
-                moved = min(moved, transfer.left)
-                transfer.left -= moved
+                moved = min(moved, transfer.units_left)
+                transfer.units_left -= moved
                 transfer.moved[place] = transfer.moved.get(place, 0.0) + moved
 
-    def _expect(self, transfer: Transfer) -> None:
+    def _schedule_end(self, transfer: Transfer) -> None:
         rate = sum(flow.rate for flow in transfer.flows)
-        cancel(transfer.entry)
+        cancel_entry(transfer.entry)
         transfer.entry = None
-        if rate or (transfer.left <= _NEGLIGIBLE_UNITS and transfer.flows):
-            wait_s = transfer.left / rate if rate and transfer.left > _NEGLIGIBLE_UNITS else 0.0
-            transfer.entry = self._agenda.after(wait_s, self._arrived, transfer)
+        if rate or (transfer.units_left <= _NEGLIGIBLE_UNITS and transfer.flows):
+            wait_s = transfer.units_left / rate if rate and transfer.units_left > _NEGLIGIBLE_UNITS else 0.0
+            transfer.entry = self._agenda.schedule_after(wait_s, self._end_transfer, transfer)
 
-    def _arrived(self, transfer: Transfer) -> None:
+    def _end_transfer(self, transfer: Transfer) -> None:
         transfer.entry = None
-        self._settle(transfer)
-        if transfer.left > 0 and transfer.flows:  # left by rounding, or if a path has no limited links
+        self._record_moved_units(transfer)
+        if transfer.units_left > 0 and transfer.flows:  # rounding error, or a path without limited links
             quickest = max(range(len(transfer.flows)), key=lambda place: transfer.flows[place].rate)
-            transfer.moved[quickest] = transfer.moved.get(quickest, 0.0) + transfer.left
-        transfer.left = 0.0
-        self._leave(transfer)
+            transfer.moved[quickest] = transfer.moved.get(quickest, 0.0) + transfer.units_left
+        transfer.units_left = 0.0
+        self._leave_links(transfer)
         transfer.flows = ()
-        transfer.done()
+        transfer.on_done()
 
 
-def _fill(links: list[SharedLink], flows: Iterable[_Flow]) -> None:
+def _assign_fair_rates(links: list[SharedLink], flows: Iterable[_Flow]) -> None:
     for flow in flows:
         flow.rate = -1.0
     left = {link: link.rate for link in links}
@@ -172,7 +172,7 @@ def _fill(links: list[SharedLink], flows: Iterable[_Flow]) -> None:
                         open_flows[other] -= 1
 
 
-class SharedFiles:
+class SharedStorage:
     def __init__(self, links: Links) -> None:
         self.bytes = SharedLink("shared", links.shared)
         self.operations = SharedLink("shared operations", links.shared_operations or float("inf"))

@@ -21,9 +21,9 @@ import msgspec
 from stoker.protocol.calls import CallSpec
 
 
-class Happened(enum.IntEnum):
-    """Kinds of log rows. A comment states what `value` means in rows of a kind. `CALLS_...` rows count calls since the
-    last row of their kind.
+class LoggedEvent(enum.IntEnum):
+    """Kinds of log rows. The comments describe the column `value`. `CALLS_...` rows count calls since the last row of
+    their kind.
     """
 
     CALL_CAME = 0  # Number of items
@@ -74,8 +74,8 @@ class EventLog:
         self.block = array("l")
         self.value = array("d")
 
-    def note(
-        self, at_s: float, what: Happened, *, call: int = -1, library: int = -1, pilot: int = -1, block: int = -1,
+    def add_row(
+        self, at_s: float, what: LoggedEvent, *, call: int = -1, library: int = -1, pilot: int = -1, block: int = -1,
         value: float = 0.0,
     ) -> None:  # fmt: skip
         self.at_s.append(at_s)
@@ -139,7 +139,7 @@ class TokenTimes(msgspec.Struct):
     def is_met(self) -> bool:
         return self.seen >= self.output and self.late_s <= self.load_grace_s + _ROUNDING_S
 
-    def add(self, ends: Sequence[float], *, made: int) -> None:
+    def record_tokens(self, ends: Sequence[float], *, made: int) -> None:
         """Record tokens that a run wrote at the times `ends`. The run wrote `made` tokens before them."""
         new = ends[max(0, self.seen - made) :]
         if not new:
@@ -158,10 +158,10 @@ class TokenTimes(msgspec.Struct):
         self.last_at = new[-1]
 
 
-EVERY_S = 1.0  # Seconds between two rows of counts
+COUNT_INTERVAL_S = 1.0  # Seconds between two rows of counts
 _CLASSES = 100.0  # Number of histogram classes per factor of e in time: classes of 1 % width
 _SHORTEST_S = 1e-6
-_AT_ONCE = 50_000
+_VALUES_PER_BATCH = 50_000
 
 
 class LibraryPlace(NamedTuple):
@@ -176,37 +176,37 @@ class EachCallLog:
     def __init__(self, log: EventLog) -> None:
         self._log = log
 
-    def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:
-        self._log.note(at_s, Happened.CALL_CAME, call=call, value=items)
+    def log_arrival(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:
+        self._log.add_row(at_s, LoggedEvent.CALL_CAME, call=call, value=items)
         if due_at:
-            self._log.note(at_s, Happened.CALL_DUE, call=call, value=due_at)
+            self._log.add_row(at_s, LoggedEvent.CALL_DUE, call=call, value=due_at)
 
-    def _note(self, at_s: float, what: Happened, spec: CallSpec, where: LibraryPlace, value: float) -> None:
-        self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
+    def _add_call_row(self, at_s: float, what: LoggedEvent, spec: CallSpec, where: LibraryPlace, value: float) -> None:
+        self._log.add_row(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
 
-    def began(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None:
-        what, value = (Happened.PART_BEGAN, rank) if rank else (Happened.CALL_BEGAN, items_of(spec))
-        self._note(at_s, what, spec, where, value)
+    def log_start(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None:
+        what, value = (LoggedEvent.PART_BEGAN, rank) if rank else (LoggedEvent.CALL_BEGAN, count_items(spec))
+        self._add_call_row(at_s, what, spec, where, value)
 
-    def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
-        what, value = (Happened.PART_ENDED, rank) if rank else (Happened.CALL_ENDED, items)
-        self._note(at_s, what, spec, where, value)
+    def log_end(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
+        what, value = (LoggedEvent.PART_ENDED, rank) if rank else (LoggedEvent.CALL_ENDED, items)
+        self._add_call_row(at_s, what, spec, where, value)
 
-    def stopped(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, kept_s: float) -> None:
-        self._note(at_s, Happened.PART_LEFT if rank else Happened.CALL_LEFT, spec, where, kept_s)
+    def log_stop(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, kept_s: float) -> None:
+        self._add_call_row(at_s, LoggedEvent.PART_LEFT if rank else LoggedEvent.CALL_LEFT, spec, where, kept_s)
 
-    def failed(self, at_s: float, call: int, *, items: int) -> None:
-        self._log.note(at_s, Happened.CALL_FAILED, call=call, value=items)
+    def log_failure(self, at_s: float, call: int, *, items: int) -> None:
+        self._log.add_row(at_s, LoggedEvent.CALL_FAILED, call=call, value=items)
 
-    def tokens(self, at_s: float, call: int, times: TokenTimes, *, ok: bool) -> None:
-        note = self._log.note
+    def log_token_times(self, at_s: float, call: int, times: TokenTimes, *, ok: bool) -> None:
+        note = self._log.add_row
         if ok:
-            note(at_s, Happened.TOKEN_FIRST, call=call, value=times.ttft_s)
+            note(at_s, LoggedEvent.TOKEN_FIRST, call=call, value=times.ttft_s)
             if times.seen > 1:
-                note(at_s, Happened.TOKEN_MEAN, call=call, value=times.mean_tpot_s)
-                note(at_s, Happened.TOKEN_GAP, call=call, value=times.worst_gap_s)
+                note(at_s, LoggedEvent.TOKEN_MEAN, call=call, value=times.mean_tpot_s)
+                note(at_s, LoggedEvent.TOKEN_GAP, call=call, value=times.worst_gap_s)
         if times.has_objective:
-            note(at_s, Happened.TOKEN_LATE, call=call, value=times.late_s - times.load_grace_s if ok else math.inf)
+            note(at_s, LoggedEvent.TOKEN_LATE, call=call, value=times.late_s - times.load_grace_s if ok else math.inf)
 
     def close(self, at_s: float) -> None: ...
 
@@ -220,26 +220,26 @@ class CountedCallsLog:
         self._fresh: set[int] = set()  # Open calls that have never begun
         self._running: dict[int, float] = {}
         self._parts: dict[tuple[int, int], float] = {}
-        self._again: set[int] = set()  # Calls that have completed more than once
-        self._sums = [0.0] * len(Happened)
+        self._completed_again: set[int] = set()  # Calls that have completed more than once
+        self._sums = [0.0] * len(LoggedEvent)
         self._ends = 0
         self._waits, self._takes = _TimeHistogram(), _TimeHistogram()
         self._tokens = {
-            what: _TimeHistogram() for what in (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP)
+            what: _TimeHistogram() for what in (LoggedEvent.TOKEN_FIRST, LoggedEvent.TOKEN_MEAN, LoggedEvent.TOKEN_GAP)
         }
         self._objectives = [0, 0]
         self._write_at = 0.0
         self._first = True
 
-    def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:  # noqa: ARG002 (CallsLog)
+    def log_arrival(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:  # noqa: ARG002 (CallsLog)
         self._open[call] = at_s
         self._fresh.add(call)
-        self._add(at_s, Happened.CALLS_CAME)
+        self._count(at_s, LoggedEvent.CALLS_CAME)
         if self._first:
             self._first = False
-            self._write(at_s)
+            self._write_counts(at_s)
 
-    def began(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None:  # noqa: ARG002 (CallsLog)
+    def log_start(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None:  # noqa: ARG002 (CallsLog)
         call = spec.call
         if rank:
             self._parts[call, rank] = at_s
@@ -249,81 +249,82 @@ class CountedCallsLog:
             self._fresh.discard(call)
             self._waits.add(at_s - self._open[call])
         if call in self._open:
-            self._add(at_s, Happened.CALLS_BEGAN)
+            self._count(at_s, LoggedEvent.CALLS_BEGAN)
 
-    def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
+    def log_end(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
         """Count a completion. If a call completes a second time, its work counts as lost."""
         call = spec.call
         if rank:
-            what = Happened.SECONDS_LOST if call in self._again else Happened.SECONDS_USED
-            self._add(at_s, what, (at_s - self._parts.pop((call, rank))) * where.devices)
+            what = LoggedEvent.SECONDS_LOST if call in self._completed_again else LoggedEvent.SECONDS_USED
+            self._count(at_s, what, (at_s - self._parts.pop((call, rank))) * where.devices)
             return
         used_s, came_at = (at_s - self._running.pop(call)) * where.devices, self._open.pop(call, None)
         if came_at is None:
-            self._again.add(call)
-            self._add(at_s, Happened.SECONDS_LOST, used_s)
+            self._completed_again.add(call)
+            self._count(at_s, LoggedEvent.SECONDS_LOST, used_s)
             return
         self._takes.add(at_s - came_at)
-        self._add(at_s, Happened.SECONDS_USED, used_s)
-        self._add(at_s, Happened.CALLS_ENDED, items)
+        self._count(at_s, LoggedEvent.SECONDS_USED, used_s)
+        self._count(at_s, LoggedEvent.CALLS_ENDED, items)
         self._ends += 1
 
-    def stopped(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, kept_s: float) -> None:
+    def log_stop(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, kept_s: float) -> None:
         call = spec.call
         began_at = self._parts.pop((call, rank)) if rank else self._running.pop(call, at_s - kept_s)
-        self._add(at_s, Happened.SECONDS_USED, kept_s * where.devices)
-        self._add(at_s, Happened.SECONDS_LOST, (at_s - began_at - kept_s) * where.devices)
+        self._count(at_s, LoggedEvent.SECONDS_USED, kept_s * where.devices)
+        self._count(at_s, LoggedEvent.SECONDS_LOST, (at_s - began_at - kept_s) * where.devices)
         if not rank and call in self._open:
-            self._add(at_s, Happened.CALLS_BACK)
+            self._count(at_s, LoggedEvent.CALLS_BACK)
 
-    def failed(self, at_s: float, call: int, *, items: int) -> None:  # noqa: ARG002 (CallsLog)
+    def log_failure(self, at_s: float, call: int, *, items: int) -> None:  # noqa: ARG002 (CallsLog)
         if self._open.pop(call, None) is None:
             return
         if call not in self._running:
-            self._add(at_s, Happened.CALLS_BEGAN)  # otherwise the failed call would count as waiting
+            self._count(at_s, LoggedEvent.CALLS_BEGAN)  # without this row, the failed call would count as waiting
         self._fresh.discard(call)
-        self._add(at_s, Happened.CALLS_FAILED)
+        self._count(at_s, LoggedEvent.CALLS_FAILED)
 
-    def tokens(self, at_s: float, call: int, times: TokenTimes, *, ok: bool) -> None:  # noqa: ARG002 (CallsLog)
+    def log_token_times(self, at_s: float, call: int, times: TokenTimes, *, ok: bool) -> None:  # noqa: ARG002 (CallsLog)
         if ok:
-            self._tokens[Happened.TOKEN_FIRST].add(times.ttft_s)
+            self._tokens[LoggedEvent.TOKEN_FIRST].add(times.ttft_s)
             if times.seen > 1:
-                self._tokens[Happened.TOKEN_MEAN].add(times.mean_tpot_s)
-                self._tokens[Happened.TOKEN_GAP].add(times.worst_gap_s)
+                self._tokens[LoggedEvent.TOKEN_MEAN].add(times.mean_tpot_s)
+                self._tokens[LoggedEvent.TOKEN_GAP].add(times.worst_gap_s)
         if times.has_objective:
             self._objectives[ok and times.is_met] += 1
 
     def close(self, at_s: float) -> None:
-        self._write(at_s)
+        self._write_counts(at_s)
         for call in self._fresh:
             self._waits.add(at_s - self._open[call])
-        for what, times in ((Happened.WAITED, self._waits), (Happened.TOOK, self._takes), *self._tokens.items()):
+        for what, times in ((LoggedEvent.WAITED, self._waits), (LoggedEvent.TOOK, self._takes), *self._tokens.items()):
             for seconds, count in times.counts():
-                self._log.note(at_s, what, call=count, value=seconds)
+                self._log.add_row(at_s, what, call=count, value=seconds)
         for count, late_s in zip(self._objectives, (math.inf, 0.0), strict=True):
             if count:
-                self._log.note(at_s, Happened.TOKEN_LATE, call=count, value=late_s)
+                self._log.add_row(at_s, LoggedEvent.TOKEN_LATE, call=count, value=late_s)
 
-    def _add(self, at_s: float, what: Happened, more: float = 1.0) -> None:
+    def _count(self, at_s: float, what: LoggedEvent, more: float = 1.0) -> None:
         if at_s >= self._write_at:
-            self._write(at_s)
+            self._write_counts(at_s)
         self._sums[what] += more
 
-    def _write(self, at_s: float) -> None:
+    def _write_counts(self, at_s: float) -> None:
         if len(self._log):
-            at_s = max(at_s, self._log.at_s[-1])  # keep rows in time order: calls arrive before their frame
-        for what, value in zip(Happened, self._sums, strict=True):
+            # Rows must be in time order, but a call arrives before the frame that carries it.
+            at_s = max(at_s, self._log.at_s[-1])
+        for what, value in zip(LoggedEvent, self._sums, strict=True):
             if value:
-                self._log.note(at_s, what, call=self._ends if what is Happened.CALLS_ENDED else -1, value=value)
-        self._sums = [0.0] * len(Happened)
+                self._log.add_row(at_s, what, call=self._ends if what is LoggedEvent.CALLS_ENDED else -1, value=value)
+        self._sums = [0.0] * len(LoggedEvent)
         self._ends = 0
-        self._write_at = at_s + EVERY_S
+        self._write_at = at_s + COUNT_INTERVAL_S
 
 
 CallsLog = EachCallLog | CountedCallsLog
 
 
-def items_of(spec: CallSpec) -> int:
+def count_items(spec: CallSpec) -> int:
     return spec.features.items if spec.features is not None else 1
 
 
@@ -336,7 +337,7 @@ class _TimeHistogram:
 
     def add(self, seconds: float) -> None:
         self.new.append(seconds)
-        if len(self.new) >= _AT_ONCE:
+        if len(self.new) >= _VALUES_PER_BATCH:
             self._add_to_histogram()
 
     def counts(self) -> list[tuple[float, int]]:

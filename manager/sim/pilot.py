@@ -11,12 +11,12 @@ from typing import assert_never
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.events import FromPilot
-from stoker.manager.sim.agenda import Entry, cancel
+from stoker.manager.sim.agenda import AgendaEntry, cancel_entry
 from stoker.manager.sim.device import DeviceTurns, SimulatedDevice
 from stoker.manager.sim.flows import Machine, SharedLink, Transfer
 from stoker.manager.sim.library import SimLibrary
-from stoker.manager.sim.log import Happened
-from stoker.manager.sim.runs import Surroundings
+from stoker.manager.sim.log import LoggedEvent
+from stoker.manager.sim.runs import SimulationBase
 from stoker.manager.sim.serving import ServedBatch
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import SourceModel
@@ -36,8 +36,8 @@ class _Fetch:
         self.transfer: Transfer | None = None
         self.sources: tuple[SimPilot | None, ...] = ()  # In the order of the transfer's paths; None means the origin
         self.moved: dict[SimPilot | None, float] = {}  # Bytes from each source until the paths last changed
-        self.operations_left = False
-        self.bytes_here = False
+        self.has_open_operations = False
+        self.are_bytes_here = False
 
 
 class PilotFetches:
@@ -47,24 +47,24 @@ class PilotFetches:
         self._waiting_for_whole: dict[str, list[tuple[SimPilot, _Fetch]]] = {}
         """Fetches that have all their bytes, some from this pilot, and wait until this pilot has the whole object."""
 
-    def expect(self, ref: ObjectRef) -> None:
+    def begin_fetch(self, ref: ObjectRef) -> None:
         self._fetches[ref.name] = _Fetch(ref, self._pilot.sim.agenda.now)
 
-    def stop(self, name: str) -> None:
+    def stop_fetch(self, name: str) -> None:
         fetch = self._fetches.pop(name, None)
         if fetch is not None and fetch.transfer is not None:
             self._pilot.sim.network.stop(fetch.transfer)
 
-    def told(self, order: to_pilot.FetchObject) -> None:
+    def handle_fetch_order(self, order: to_pilot.FetchObject) -> None:
         fetch = self._fetches.get(order.object.name)
-        if fetch is None or fetch.bytes_here:
+        if fetch is None or fetch.are_bytes_here:
             return
         sim, machine = self._pilot.sim, self._pilot.machine
         paths, failed = list[tuple[SharedLink, ...]](), []
         sources: list[SimPilot | None] = []
         for peer in order.peers:
             other = sim.pilots.get(peer.pilot)
-            if other is None or not other.here:
+            if other is None or not other.is_running:
                 failed.append(peer.pilot)
                 continue
             paths.append((other.machine.outward, machine.inward))
@@ -78,18 +78,18 @@ class PilotFetches:
         if fetch.transfer is None:
             fetch.transfer = sim.network.start(fetch.left, paths, lambda: self._handle_arrived_bytes(fetch))
         else:
-            sim.network.lead(fetch.transfer, paths)
+            sim.network.reroute(fetch.transfer, paths)
         for peer_id in failed:
             self._pilot.handle(events.SourceFailed(fetch.ref.name, "it is gone", peer_id))
 
     def _read_operations(self, fetch: _Fetch) -> None:
         sim = self._pilot.sim
         count = sim.operations_of.get(fetch.ref.name, 0)
-        if count and not fetch.operations_left:
-            fetch.operations_left = True
+        if count and not fetch.has_open_operations:
+            fetch.has_open_operations = True
 
             def done() -> None:
-                fetch.operations_left = False
+                fetch.has_open_operations = False
                 self._complete_if_whole(fetch)
 
             sim.network.start(count, [(sim.shared.operations,)], done)
@@ -101,19 +101,24 @@ class PilotFetches:
                 fetch.moved[source] = fetch.moved.get(source, 0.0) + size
 
     def _handle_arrived_bytes(self, fetch: _Fetch) -> None:
-        fetch.bytes_here = True
+        fetch.are_bytes_here = True
         self._add_moved_bytes(fetch)
         fetch.transfer, fetch.left = None, 0.0
         self._complete_if_whole(fetch)
 
     def _complete_if_whole(self, fetch: _Fetch) -> None:
         name = fetch.ref.name
-        if not self._pilot.here or not fetch.bytes_here or fetch.operations_left or name not in self._fetches:
+        if (
+            not self._pilot.is_running
+            or not fetch.are_bytes_here
+            or fetch.has_open_operations
+            or name not in self._fetches
+        ):
             return
         givers = [source for source in fetch.moved if source is not None]
         if givers and None not in fetch.sources and not any(name in giver.machine.on_disk for giver in givers):
             for giver in givers:
-                giver.fetching._waiting_for_whole.setdefault(name, []).append((self._pilot, fetch))
+                giver.fetches._waiting_for_whole.setdefault(name, []).append((self._pilot, fetch))
             return
         del self._fetches[name]
         pilot, sim = self._pilot, self._pilot.sim
@@ -125,21 +130,21 @@ class PilotFetches:
         self._log_bytes(origin, size - origin)
         pilot.handle(events.ObjectArrived(name, size, origin, size - origin, now - fetch.began_at))
         for other, waiting in self._waiting_for_whole.pop(name, ()):
-            other.fetching._complete_if_whole(waiting)
+            other.fetches._complete_if_whole(waiting)
 
     def _log_bytes(self, origin: float, peers: float) -> None:
         sim = self._pilot.sim
-        for what, size in ((Happened.BYTES_SHARED, origin), (Happened.BYTES_PEER, peers)):
+        for what, size in ((LoggedEvent.BYTES_SHARED, origin), (LoggedEvent.BYTES_PEER, peers)):
             if size:
-                sim.log.note(sim.agenda.now, what, pilot=self._pilot.number, value=float(size))
+                sim.log.add_row(sim.agenda.now, what, pilot=self._pilot.number, value=float(size))
 
-    def vanish(self) -> None:
+    def stop_all_fetches(self) -> None:
         """Stop all fetches. Pilots that fetched from an incomplete copy on this pilot fetch the missing bytes again."""
         for fetch in self._fetches.values():
             if fetch.transfer is not None:
                 self._pilot.sim.network.stop(fetch.transfer)
                 self._add_moved_bytes(fetch)
-                fetch.left = fetch.transfer.left
+                fetch.left = fetch.transfer.units_left
             origin = round(fetch.moved.get(None, 0.0))
             self._log_bytes(origin, round(sum(fetch.moved.values())) - origin)
         left = {name: fetch.left for name, fetch in self._fetches.items()}
@@ -147,7 +152,7 @@ class PilotFetches:
         waiting, self._waiting_for_whole = self._waiting_for_whole, {}
         for name, others in waiting.items():
             for other, fetch in others:
-                other.fetching._refetch_missing(fetch, self._pilot, left=left.get(name, 0.0))
+                other.fetches._refetch_missing(fetch, self._pilot, left=left.get(name, 0.0))
 
     def _refetch_missing(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
         """Fetch again the `left` bytes that the lost pilot `giver` lacked; if it lacked none, all bytes that it
@@ -155,18 +160,18 @@ class PilotFetches:
         """
         given = fetch.moved.get(giver, 0.0)
         missing = min(left, given) or given
-        if not fetch.bytes_here:
+        if not fetch.are_bytes_here:
             return
         fetch.moved[giver] = given - missing
         fetch.left = missing
-        fetch.bytes_here = False
+        fetch.are_bytes_here = False
         fetch.sources = ()
 
 
 _UNLIMITED_BYTES = 1 << 62
 
 
-class PilotSurroundings(Surroundings):
+class PilotSimulationBase(SimulationBase):
     """A simulation with pilots. `busy_s`, `warm_s`: device-seconds in which ended pilots ran calls (`busy_s`) or had
     libraries (`warm_s`). `pilots`: pilots that have not ended.
     """
@@ -174,16 +179,18 @@ class PilotSurroundings(Surroundings):
     pilots: dict[PilotId, SimPilot]
     busy_s = warm_s = 0.0
 
-    def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
+    def create_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
         raise NotImplementedError
 
-    def pilot_ended(self, pilot: SimPilot) -> None: ...  # Handle the end of a pilot, whose job may still run
+    def handle_ended_pilot(self, pilot: SimPilot) -> None: ...  # Handle the end of a pilot, whose job may still run
 
-    def factory_says(self, update: to_manager.BlockUpdate) -> None: ...
+    def send_block_update(self, update: to_manager.BlockUpdate) -> None: ...
 
 
 class SimPilot:
-    def __init__(self, sim: PilotSurroundings, source: SourceModel, *, block: str, number: int, ends_at: float) -> None:
+    def __init__(
+        self, sim: PilotSimulationBase, source: SourceModel, *, block: str, number: int, ends_at: float
+    ) -> None:
         self.sim = sim
         self.number = number
         self.id = PilotId(f"{source.name}-{number}")
@@ -201,49 +208,52 @@ class SimPilot:
             sleeper_bytes=int(source.sleeper_bytes),
         )  # fmt: skip
         self.core = PilotCore(facts)
-        self.computes = {device.device: SimulatedDevice(sim.agenda) for device in devices}
+        self.compute_devices = {device.device: SimulatedDevice(sim.agenda) for device in devices}
         self.device_turns = DeviceTurns(sim.agenda)
         self.libraries: dict[LibraryId, SimLibrary] = {}
         """Libraries, from the start order until the core forgets them."""
-        self.fetching = PilotFetches(self)
-        self.here = True
-        self.left = False
+        self.fetches = PilotFetches(self)
+        self.is_running = True
+        self.has_left_normally = False
         self._ends_at = ends_at
         self._frame: list[to_manager.FromPilot] = []  # Messages to the manager that have not arrived yet
         self._queue = EventQueue(self.core, self._carry_out, clock=lambda: sim.agenda.now)
-        self._timers: dict[str, Entry] = {}
+        self._timers: dict[str, AgendaEntry] = {}
 
-    def join(self) -> None:
-        if not self.here:
+    def connect(self) -> None:
+        if not self.is_running:
             return
         sim = self.sim
-        sim.log.note(sim.agenda.now, Happened.PILOT_CAME, pilot=self.number, value=float(len(self.computes)))
+        sim.log.add_row(
+            sim.agenda.now, LoggedEvent.PILOT_CAME, pilot=self.number, value=float(len(self.compute_devices))
+        )
         if self._ends_at:
             self.handle(events.WalltimeKnown(self._ends_at - sim.agenda.now))
         self.handle(events.HelloDue(events.UnacknowledgedFacts(), 0, ()))
 
-    def hear(self, message: to_pilot.ToPilot) -> None:
-        if self.here:
+    def handle_message(self, message: to_pilot.ToPilot) -> None:
+        if self.is_running:
             self.handle(events.FromManager(message))
 
     def handle(self, event: Event) -> None:
-        handled = self._queue.handle(event)
-        while handled and self.core.state.leaving and self.here:
-            handled = self._queue.handle(events.Tick()) - 1  # without the tick itself; repeat while ticks cause events
+        handled = self._queue.handle_event(event)
+        while handled and self.core.state.leaving and self.is_running:
+            # Repeat while ticks cause other events. The count includes the tick itself.
+            handled = self._queue.handle_event(events.Tick()) - 1
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
-            case commands.Tell(message=message):
+            case commands.SendToManager(message=message):
                 self._send(message)
             case commands.SendToLibrary(library=number, message=to_library):
                 library = self.libraries.get(number)
                 if library is not None:
-                    library.hear(to_library)
-            case commands.Prepare(ordered=ordered):
-                self._prepare(ordered)
+                    library.handle_order(to_library)
+            case commands.PrepareLibrary(ordered=ordered):
+                self._create_library(ordered)
             case commands.PinObjects(library=number, objects=refs):
                 here = self.machine.on_disk
-                self.handle(events.Pinned(number, {ref.name: ref.name for ref in refs if ref.name in here}))
+                self.handle(events.ObjectsPinned(number, {ref.name: ref.name for ref in refs if ref.name in here}))
             case commands.StartProcess(ordered=ordered):
                 self.libraries[ordered.library].start()
             case commands.KillProcess(library=number) | commands.KillZygote(library=number):
@@ -251,37 +261,39 @@ class SimPilot:
             case commands.RemoveLibrary(library=number):
                 library = self.libraries.pop(number, None)
                 if library is not None:
-                    library.vanish()
-            case commands.Observe(library=number):
+                    library.end_silently()
+            case commands.ObserveLibrary(library=number):
                 library = self.libraries.get(number)
-                running = [(call, 0.0) for call in library.running] if library is not None else []  # no time limits
-                self.handle(events.Observed([events.Observation(number, running)]))
+                # The run times are 0, because time limits of calls are not simulated.
+                running = [(call, 0.0) for call in library.running] if library is not None else []
+                self.handle(events.LibrariesObserved([events.Observation(number, running)]))
             case commands.InspectOffer(order=order):
-                self.handle(self._weighed(order))
+                self.handle(self._inspect_offer(order))
             case commands.StartFetch(order=order):
-                self.fetching.told(order)
+                self.fetches.handle_fetch_order(order)
             case commands.StopFetch(name=name):
-                self.fetching.stop(name)
-            case commands.Expect(name=name):
-                self.fetching.expect(self.core.state.wants[name].ref)
+                self.fetches.stop_fetch(name)
+            case commands.AnnounceFetch(name=name):
+                self.fetches.begin_fetch(self.core.state.wants[name].ref)
             case commands.SetTimer(at=at, key=key):
-                cancel(self._timers.get(key))
+                cancel_entry(self._timers.get(key))
                 agenda = self.sim.agenda
-                self._timers[key] = agenda.at(max(at, agenda.now), self._handle_fired_timer, key)
+                self._timers[key] = agenda.schedule_at(max(at, agenda.now), self._handle_fired_timer, key)
             case commands.SendHello(hello=hello):
                 self._send(hello)
-            case commands.Leave():
+            case commands.ExitPilot():
                 self._exit()
             case (
                 commands.WriteLog() | commands.DropAcknowledgedFrames() | commands.SendHeartbeat() |
                 commands.SendPieces() | commands.RemoveEvictedSnapshots() | commands.OfferSnapshot() |
-                commands.Probe() | commands.FetchArguments() | commands.ReleaseArguments() | commands.UploadResults()
+                commands.ProbeDevice() | commands.FetchArguments() | commands.ReleaseArguments() |
+                commands.UploadResults()
             ):  # fmt: skip
                 pass
             case _:
                 assert_never(command)
 
-    def _weighed(self, order: to_pilot.RunCalls) -> events.OfferInspected:
+    def _inspect_offer(self, order: to_pilot.RunCalls) -> events.OfferInspected:
         library = self.libraries.get(order.library)
         if library is None or library.batch is None:
             return events.OfferInspected(order)
@@ -290,18 +302,18 @@ class SimPilot:
             if other.batch is not None and not other.is_over and not mine.isdisjoint(other.batch.device_ids):
                 beside.append(other.batch)
         [spec] = order.calls
-        free_at = max(batch.engine.free_at(self.sim.agenda.now) for batch in beside)
+        free_at = max(batch.engine.next_free_at(self.sim.agenda.now) for batch in beside)
         model = library.engine
         required = library.batch.required_bytes(spec, model) if model is not None and model.token_bytes else 0
         pause_s = library.resize_s(order.reserve_bytes) if order.reserve_bytes else 0.0
-        engines = [each.outlook(pause_s=pause_s if each is library.batch else 0.0) for each in beside]
-        return events.OfferInspected(order, library.batch.unread(spec), engines, free_at, required)
+        engines = [each.describe_engine(pause_s=pause_s if each is library.batch else 0.0) for each in beside]
+        return events.OfferInspected(order, library.batch.make_unread_prompt(spec), engines, free_at, required)
 
     def _send(self, message: to_manager.FromPilot) -> None:
-        """Send a message to the manager. Later messages join its frame until it arrives."""
+        """Send a message to the manager, in one frame with the messages that are still on their way."""
         frame = self._frame
         if not frame:
-            self.sim.agenda.after(self.sim.frame_s, self._send_frame_to_manager)
+            self.sim.agenda.schedule_after(self.sim.frame_s, self._send_frame_to_manager)
         elif type(message) is to_manager.CallsEnded:
             last = frame[-1]
             if type(last) is to_manager.CallsEnded and last.library == message.library:
@@ -311,55 +323,57 @@ class SimPilot:
 
     def _send_frame_to_manager(self) -> None:
         frame, self._frame = self._frame, []
-        if self.here or self.left:
+        if self.is_running or self.has_left_normally:
             self.sim.handle(FromPilot(self.id, 0, frame))
 
-    def _prepare(self, ordered: to_pilot.StartLibrary) -> None:
+    def _create_library(self, ordered: to_pilot.StartLibrary) -> None:
         number = ordered.library
         self.libraries[number] = SimLibrary(self, ordered)
-        self.sim.log.note(
-            self.sim.agenda.now, Happened.LIBRARY_STARTED, library=number, pilot=self.number,
+        self.sim.log.add_row(
+            self.sim.agenda.now, LoggedEvent.LIBRARY_STARTED, library=number, pilot=self.number,
             value=float(len(ordered.devices)),
         )  # fmt: skip
         self.handle(events.LibraryPrepared(number, free_disk_bytes=_UNLIMITED_BYTES))
 
     def _handle_fired_timer(self, key: str) -> None:
         self._timers.pop(key, None)
-        if self.here:
+        if self.is_running:
             self.handle(events.TimerFired(key))
 
     def _exit(self) -> None:
-        if not self.here:
+        if not self.is_running:
             return
         for command in self.core.handle(events.Farewell(), self.sim.agenda.now):
             self._carry_out(command)
-        self.left = True
-        self.vanish()
+        self.has_left_normally = True
+        self.end_silently()
 
     def busy_s(self, now: float) -> float:
-        return sum(device.busy_s(now) for device in self.computes.values())
+        return sum(device.busy_s(now) for device in self.compute_devices.values())
 
     def warm_s(self, now: float) -> float:
-        return sum(device.held_s(now) for device in self.computes.values())
+        return sum(device.held_s(now) for device in self.compute_devices.values())
 
-    def steps(self) -> list[StepCounts]:
+    def engine_step_counts(self) -> list[StepCounts]:
         alive = [library for library in self.libraries.values() if not library.is_over]
         return [library.batch.engine.counts for library in alive if library.batch is not None]
 
-    def vanish(self) -> None:
-        if not self.here:
+    def end_silently(self) -> None:
+        if not self.is_running:
             return
-        self.here = False
+        self.is_running = False
         for library in self.libraries.values():
-            library.vanish()
+            library.end_silently()
         for entry in self._timers.values():
-            cancel(entry)
-        self.fetching.vanish()
+            cancel_entry(entry)
+        self.fetches.stop_all_fetches()
         self.sim.busy_s += self.busy_s(self.sim.agenda.now)
         self.sim.warm_s += self.warm_s(self.sim.agenda.now)
-        self.sim.log.note(self.sim.agenda.now, Happened.PILOT_WENT, pilot=self.number, value=float(len(self.computes)))
-        self.sim.pilot_ended(self)
+        self.sim.log.add_row(
+            self.sim.agenda.now, LoggedEvent.PILOT_WENT, pilot=self.number, value=float(len(self.compute_devices))
+        )
+        self.sim.handle_ended_pilot(self)
 
 
-def object_of(name: str, size_bytes: int) -> ObjectRef:
+def make_object_ref(name: str, size_bytes: int) -> ObjectRef:
     return ObjectRef(name=name, size_bytes=int(size_bytes), source=f"/shared/{name}")

@@ -1,4 +1,4 @@
-"""Simulate one run: the manager's core runs in a loop like that of the live manager, without sockets.
+"""Simulate one run. The manager's core runs in a loop as in the live manager, but without sockets.
 
 The core is strict: if a policy returns an impossible plan, the run stops with an error that shows the core's state.
 """
@@ -17,10 +17,10 @@ from stoker.manager.core.events import Command, Event
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.report import device_seconds_by_tier
 from stoker.manager.core.seams import Policies, PolicyError
-from stoker.manager.core.story import waits_for
-from stoker.manager.sim.batch import BatchSystem
+from stoker.manager.core.story import describe_wait
+from stoker.manager.sim.batch import SimulatedBatchSystem
 from stoker.manager.sim.client import Arrival, SimClient
-from stoker.manager.sim.pilot import PilotSurroundings, SimPilot
+from stoker.manager.sim.pilot import PilotSimulationBase, SimPilot
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import SourceModel, World
 from stoker.protocol import to_client, to_manager, to_pilot, wire
@@ -58,7 +58,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
     mean_batch: float = 0.0
 
 
-class Simulation(PilotSurroundings):
+class Simulation(PilotSimulationBase):
     """Simulates a world with the core of a session's manager. `counted`: log counts of calls instead of each call."""
 
     def __init__(
@@ -70,10 +70,11 @@ class Simulation(PilotSurroundings):
         self.message_s = float(world.delays.message_s)
         self._step_times: dict[tuple[int, float], StepTimes] = {}
         self.core_events = 0
-        self._made_pilots = 0
+        self._pilot_count = 0
         self.client = SimClient(self, arrivals)
         self._batch = {
-            model.name: BatchSystem(self, model, number=number, seed=seed) for number, model in enumerate(world.sources)
+            model.name: SimulatedBatchSystem(self, model, number=number, seed=seed)
+            for number, model in enumerate(world.sources)
         }
 
     def run(self, *, until_s: float = math.inf, tell: Callable[[float, int], None] | None = None) -> RunOutcome:
@@ -87,22 +88,25 @@ class Simulation(PilotSurroundings):
         )
         self.client.start()
         agenda = self.agenda
-        while not self.client.done and agenda.next_at <= until_s:
-            if not agenda.steps(_EVENTS_PER_REPORT, until_s=until_s):
-                raise SimulationError(f"the simulation is stuck at {agenda.now:g} s: {self._why_stuck()}")
+        while not self.client.is_done and agenda.next_entry_at <= until_s:
+            if not agenda.run_entries(_EVENTS_PER_REPORT, until_s=until_s):
+                raise SimulationError(f"the simulation is stuck at {agenda.now:g} s: {self._explain_stuck_run()}")
             if tell is not None:
                 tell(agenda.now, self.client.ended)
-        return self._create_run_outcome(min(agenda.now if self.client.done else until_s, until_s))
+        return self._create_run_outcome(min(agenda.now if self.client.is_done else until_s, until_s))
 
     def _create_run_outcome(self, ended_at: float) -> RunOutcome:
         self.calls_log.close(ended_at)
         state = self.core.state
         state.now = ended_at
         steps = StepCounts()
-        for counts in (self.engine_steps, *(counts for pilot in self.pilots.values() for counts in pilot.steps())):
+        for counts in (
+            self.engine_steps,
+            *(counts for pilot in self.pilots.values() for counts in pilot.engine_step_counts()),
+        ):
             steps.add(counts)
         return RunOutcome(
-            complete=self.client.done, ended_at=ended_at, calls=self.client.ended, items=self.client.items_done,
+            complete=self.client.is_done, ended_at=ended_at, calls=self.client.ended, items=self.client.items_done,
             failed=self.client.failed, core_events=self.core_events, device_s=device_seconds_by_tier(state),
             lost_pilots=state.lost_pilots, rerun_calls=state.rerun_calls,
             busy_s=self.busy_s + sum(pilot.busy_s(ended_at) for pilot in self.pilots.values()),
@@ -111,10 +115,12 @@ class Simulation(PilotSurroundings):
             mean_batch=steps.row_steps / steps.decode_steps if steps.decode_steps else 0.0,
         )  # fmt: skip
 
-    def _why_stuck(self) -> str:
+    def _explain_stuck_run(self) -> str:
         open_calls = self.client.submitted - self.client.ended
         call = next(iter(self.core.state.calls.values()), None)
-        why = waits_for(self.core.state, call.group.context) if call is not None else "the manager does not know them"
+        why = (
+            describe_wait(self.core.state, call.group.context) if call is not None else "the manager does not know them"
+        )
         return f"{open_calls} calls wait ({why})"
 
     def handle(self, event: Event) -> None:
@@ -133,27 +139,27 @@ class Simulation(PilotSurroundings):
             if type(command) is events.ToPilot:
                 pilot = self.pilots.get(command.pilot)
                 if pilot is not None and type(command.message) is not to_pilot.Ack:
-                    agenda.after(self.message_s, pilot.hear, command.message)
+                    agenda.schedule_after(self.message_s, pilot.handle_message, command.message)
             elif type(command) is events.ToClient:
                 if command.client == _FACTORY:
                     self._send_to_factory(command.message)
                 elif type(command.message) is to_client.Results:
-                    self.client.hear(command.message)
+                    self.client.handle_results(command.message)
             elif type(command) is events.SetTimer:
                 # Round up: if a timer fired a fraction of a microsecond early, the core would set it again forever.
                 at = max(math.ceil(command.at * 1e6) / 1e6, agenda.now)
-                agenda.at(at, self._timer, command.key, command.at)
+                agenda.schedule_at(at, self._fire_timer, command.key, command.at)
             elif type(command) is events.AskAdvice and isinstance(command.about, events.OfContext):
-                self._advise(command.about.recipe)
+                self._send_step_times(command.about.recipe)
             # Other commands, such as writing files, are carried out only by the live manager.
 
-    def _advise(self, recipe: RecipeKey) -> None:
+    def _send_step_times(self, recipe: RecipeKey) -> None:
         by_kind = {
             kind: events.ContextAdvice(steps=self._step_times_on_device_kind(engine.times, kind))
             for kind, engine in self.world.contexts[recipe].engine.items()
         }  # fmt: skip
         if by_kind:
-            self.agenda.after(
+            self.agenda.schedule_after(
                 0.0, self.handle, events.AdviceArrived(events.OfContext(recipe), events.CostAdvice(by_kind))
             )
 
@@ -167,7 +173,7 @@ class Simulation(PilotSurroundings):
             self._step_times[same] = times.scale_to_speed(device.speed)
         return self._step_times[same]
 
-    def _timer(self, key: str, at: float) -> None:
+    def _fire_timer(self, key: str, at: float) -> None:
         if self.core.state.timers.get(key) == at:
             self.handle(events.TimerFired(key))
 
@@ -183,20 +189,20 @@ class Simulation(PilotSurroundings):
                 for one in known:
                     self._batch[one.source].submit(BlockOrder(one.block, one.source))
 
-    def factory_says(self, update: to_manager.BlockUpdate) -> None:
+    def send_block_update(self, update: to_manager.BlockUpdate) -> None:
         self.handle(events.FromClient(_FACTORY, 0, [update]))
 
-    def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
-        number = self._made_pilots
-        self._made_pilots += 1
+    def create_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
+        number = self._pilot_count
+        self._pilot_count += 1
         pilot = SimPilot(self, source, block=block, number=number, ends_at=ends_at)
         self.pilots[pilot.id] = pilot
         return pilot
 
-    def pilot_ended(self, pilot: SimPilot) -> None:
+    def handle_ended_pilot(self, pilot: SimPilot) -> None:
         self.pilots.pop(pilot.id, None)
         for batch in self._batch.values():
-            batch.pilot_left(pilot)
+            batch.forget_ended_pilot(pilot)
 
 
 def _show_state(core: Core) -> str:

@@ -21,7 +21,7 @@ from stoker.manager.sim.world import TICK_S
 from stoker.pilot.core.turns import EngineOutlook, OpenAnswer, UnreadPrompt
 from stoker.protocol.ids import LibraryId
 
-_LONGEST_BURST = 512
+_MOST_STEPS_OF_BURST = 512
 
 
 class StepCounts(msgspec.Struct):
@@ -53,10 +53,10 @@ class VirtualEngine:
         self._times: dict[int, TokenTimes] = {}
         self._is_full = False  # True if requests still waited after the last step was planned
         self._step: Step | None = None
-        self._takes: list[float] = []  # Durations of the steps of the burst that have not begun yet
-        self._ahead: list[float] = []  # End times of the steps that the engine is computing
-        self._behind: list[float] = []  # End times of computed steps that the batch has not recorded yet
-        self._dues: list[tuple[float, float]] = []
+        self._coming_durations: list[float] = []  # Durations of the steps of the burst that have not begun yet
+        self._computing_ends: list[float] = []  # End times of the steps that the engine is computing
+        self._unrecorded_ends: list[float] = []  # End times of computed steps that the batch has not recorded yet
+        self._deadlines: list[tuple[float, float]] = []
         """For each TPOT: the earliest deadline of a next token when the burst started, and the TPOT."""
 
     def __len__(self) -> int:
@@ -64,47 +64,47 @@ class VirtualEngine:
 
     @property
     def is_in_burst(self) -> bool:
-        return len(self._ahead) > 1
+        return len(self._computing_ends) > 1
 
     @property
     def ends_at(self) -> float:
-        return self._ahead[-1]
+        return self._computing_ends[-1]
 
     @property
     def due_at(self) -> float:
         if self._step is None:
             return self.batch.due_at
-        done, waiting = len(self._behind), self.batch.waiting
+        done, waiting = len(self._unrecorded_ends), self.batch.waiting
         soonest = waiting[0].due_at if waiting and not self._is_full else math.inf
-        for at, tpot_s in self._dues:
+        for at, tpot_s in self._deadlines:
             due_at = at + done * tpot_s
             if due_at < soonest:
                 soonest = due_at
         return soonest
 
-    def load(self, now: float) -> EngineLoad:
+    def measure_load(self, now: float) -> EngineLoad:
         limits, batch = self.batch.limits, self.batch
-        decodes = self._step is not None and not self._step.prefill
-        done = len(self._behind) + bisect_left(self._ahead, now) if decodes else 0
+        is_decoding = self._step is not None and not self._step.prefill
+        done = len(self._unrecorded_ends) + bisect_left(self._computing_ends, now) if is_decoding else 0
         return EngineLoad(
             len(batch.running), len(batch.waiting), **msgspec.structs.asdict(self.counts), rows=limits.rows,
             cache_tokens=limits.cache_tokens, peak_tokens=batch.expected_cache_tokens(unrecorded=done),
         )  # fmt: skip
 
-    def free_at(self, now: float) -> float:
-        at = bisect_left(self._ahead, now)
-        return self._ahead[at] if at < len(self._ahead) else now
+    def next_free_at(self, now: float) -> float:
+        at = bisect_left(self._computing_ends, now)
+        return self._computing_ends[at] if at < len(self._computing_ends) else now
 
-    def outlook(self, library: LibraryId, now: float, *, ready_at: float = 0.0) -> EngineOutlook:
-        """Return the engine's open requests for a shadow validation. `ready_at`: earliest time of its next step."""
-        done = len(self._behind) + bisect_left(self._ahead, now)
+    def describe_requests(self, library: LibraryId, now: float, *, ready_at: float = 0.0) -> EngineOutlook:
+        """Return the state of all open requests, for forecasts. `ready_at`: earliest time of the engine's next step."""
+        done = len(self._unrecorded_ends) + bisect_left(self._computing_ends, now)
         writing = set(self._step.requests) if self._step is not None and not self._step.prefill else ()
         rows, length, due_at, tpot_s = 0, 0.0, math.inf, 0.0
         prompts, late_at, answers = list[UnreadPrompt](), math.inf, list[OpenAnswer]()
         for number, request in self.batch.running.items():
             more = done if number in writing else 0
-            if not request.decodes:
-                prompts.append(self._unread(request))
+            if not request.is_decoding:
+                prompts.append(self._make_unread_prompt(request))
                 continue
             rows += 1
             length += request.length + more
@@ -119,21 +119,21 @@ class VirtualEngine:
                 due_at = at
             tpot_s = min(tpot_s, request.tpot_s) if tpot_s else request.tpot_s
         prompts.sort(key=lambda prompt: prompt.due_at)
-        prompts += map(self._unread, self.batch.waiting)
+        prompts += map(self._make_unread_prompt, self.batch.waiting)
         length = length / rows if rows else 0.0
         return EngineOutlook(
             library, self._seconds, rows, length, due_at, tpot_s, tuple(prompts), late_at, ready_at, tuple(answers)
         )
 
-    def _unread(self, request: BatchedRequest) -> UnreadPrompt:
+    def _make_unread_prompt(self, request: BatchedRequest) -> UnreadPrompt:
         most = self._times[request.id].most
         left = max(1, most - request.made) if most else 0
-        return UnreadPrompt(request.unread, request.due_at, request.tpot_s, left)
+        return UnreadPrompt(request.unread_tokens, request.due_at, request.tpot_s, left)
 
-    def why_not(self, times: TokenTimes) -> str:
-        return self.batch.why_not(prompt=times.prompt, most=times.output)
+    def find_refusal_reason(self, times: TokenTimes) -> str:
+        return self.batch.find_refusal_reason(prompt=times.prompt, most=times.output)
 
-    def add(self, number: int, times: TokenTimes, *, now: float) -> None:
+    def add_request(self, number: int, times: TokenTimes, *, now: float) -> None:
         """Add a request after the current step. Raises ValueError if the batch can never hold the request."""
         self._end_burst(now)
         longest = self.batch.limits.max_tokens_per_row()
@@ -144,64 +144,64 @@ class VirtualEngine:
         )  # fmt: skip
         self._times[number] = times
 
-    def remove(self, number: int, *, now: float) -> None:
+    def remove_request(self, number: int, *, now: float) -> None:
         """Remove a request, if it is present. The current step continues without it."""
         if number not in self._times:
             return
         self._end_burst(now)
         del self._times[number]
         if self._step is not None and number in self._step.requests:
-            self._step = self._step.without(number, writes=self.batch.running[number].decodes)
+            self._step = self._step.without_request(number, writes=self.batch.running[number].is_decoding)
         self.batch.abort(number)
 
-    def resize(self, limits: BatchLimits, *, now: float) -> str:
+    def apply_limits(self, limits: BatchLimits, *, now: float) -> str:
         """Apply new limits. Return why an open request does not fit the limits, or an empty text."""
         before, self.batch.limits = self.batch.limits, limits
         for request in self.batch.requests():
-            why = self.batch.why_not(prompt=request.prompt, most=self._times[request.id].output)
+            why = self.batch.find_refusal_reason(prompt=request.prompt, most=self._times[request.id].output)
             if why:
                 self.batch.limits = before
                 return why
         self._end_burst(now)
         return ""
 
-    def begin(self, at: float, *, leap: bool = False) -> bool:
-        """Begin the next step at time `at`. With `leap`, begin the whole burst. Return False if there is no work."""
-        if not self._takes and not self._plan_step():
+    def begin_steps(self, at: float, *, whole_burst: bool = False) -> bool:
+        """Begin the next step, or the whole burst, at time `at`. Return False if the engine has no work."""
+        if not self._coming_durations and not self._plan_step():
             return False
-        self._began_at, count = at, len(self._takes) if leap else 1
-        for seconds in self._takes[:count]:
+        self._began_at, count = at, len(self._coming_durations) if whole_burst else 1
+        for seconds in self._coming_durations[:count]:
             at += seconds
-            self._ahead.append(at)
-        del self._takes[:count]
+            self._computing_ends.append(at)
+        del self._coming_durations[:count]
         return True
 
-    def interrupt(self, now: float) -> bool:
+    def end_burst_early(self, now: float) -> bool:
         """End the burst after the current step. Return True if the burst had more steps."""
-        ahead = self._ahead
+        ahead = self._computing_ends
         if len(ahead) < 2:
             return False
         ended = sum(at < now - TICK_S for at in ahead[:-1])
-        self._takes[:0] = [after - before for before, after in pairwise(ahead[ended:])]
-        self._behind += ahead[:ended]
-        self._ahead = [ahead[ended]]
-        return bool(self._takes)
+        self._coming_durations[:0] = [after - before for before, after in pairwise(ahead[ended:])]
+        self._unrecorded_ends += ahead[:ended]
+        self._computing_ends = [ahead[ended]]
+        return bool(self._coming_durations)
 
-    def end(self, at: float) -> list[int]:
+    def end_steps(self, at: float) -> list[int]:
         """End the current step or burst. Remove the finished requests and return their numbers."""
-        self._ahead[-1] = at
+        self._computing_ends[-1] = at
         self.counts.busy_s += at - self._began_at
-        self._behind += self._ahead
-        self._ahead.clear()
-        return [] if self._takes else self._settle()
+        self._unrecorded_ends += self._computing_ends
+        self._computing_ends.clear()
+        return [] if self._coming_durations else self._record_finished_steps()
 
-    def halt(self, now: float) -> None:
+    def stop_computing(self, now: float) -> None:
         self._end_burst(now)
-        self._ahead.clear()
+        self._computing_ends.clear()
         self._step = None
 
     def _plan_step(self) -> bool:
-        step = self.batch.next()
+        step = self.batch.next_step()
         self._step, self._is_full = step, bool(self.batch.waiting)
         if step is None:
             return False
@@ -211,41 +211,43 @@ class VirtualEngine:
         states = [running[number] for number in step.requests]
         if step.prefill:
             length = mean_attended_tokens(list(zip(step.starts, step.tokens, strict=True)))
-            self._takes = [self._seconds.prefill_s(sum(step.tokens), length)]
+            self._coming_durations = [self._seconds.prefill_s(sum(step.tokens), length)]
         else:
-            count = min(self.batch.repeats(step), _LONGEST_BURST)
+            count = min(self.batch.count_repeats(step), _MOST_STEPS_OF_BURST)
             if count > 1:  # the burst lasts until a request ends
                 count = min(count, min(self._times[state.id].output - state.made for state in states))
-            self._takes = self._seconds.decode_s(len(states), self.batch.mean_decode_length(step), count=count)
+            self._coming_durations = self._seconds.decode_s(
+                len(states), self.batch.mean_decode_length(step), count=count
+            )
         dues: dict[float, float] = {}
         for request in running.values():
             due_at = request.due_at
             if due_at < dues.get(request.tpot_s, math.inf):
                 dues[request.tpot_s] = due_at
-        self._dues = [(at, tpot_s) for tpot_s, at in dues.items()]
+        self._deadlines = [(at, tpot_s) for tpot_s, at in dues.items()]
         return True
 
     def _end_burst(self, now: float) -> None:
-        self.interrupt(now)
-        self._takes.clear()
+        self.end_burst_early(now)
+        self._coming_durations.clear()
         self._is_full = False
-        self._settle()
+        self._record_finished_steps()
 
-    def _settle(self) -> list[int]:
-        step, ends, ended = self._step, self._behind, list[int]()
+    def _record_finished_steps(self) -> list[int]:
+        step, ends, ended = self._step, self._unrecorded_ends, list[int]()
         if step is not None and ends:
             count = len(ends)
             for number, tokens in zip(step.requests, step.tokens, strict=True):
                 state, times = self.batch.running[number], self._times[number]
-                if state.unread > tokens:
+                if state.unread_tokens > tokens:
                     continue  # the step read only part of the prompt
-                times.add(ends, made=state.made)
+                times.record_tokens(ends, made=state.made)
                 self.counts.new_tokens += count
                 if state.made + count == times.output:
                     ended.append(number)
                     del self._times[number]
-            self.batch.did(step, ended=ended, times=count)
-            self._dues = [(at + count * tpot_s, tpot_s) for at, tpot_s in self._dues]
+            self.batch.record_step(step, ended=ended, times=count)
+            self._deadlines = [(at + count * tpot_s, tpot_s) for at, tpot_s in self._deadlines]
             counts = self.counts
             counts.steps += count
             if step.prefill:
@@ -253,7 +255,7 @@ class VirtualEngine:
             if step.writing:
                 counts.decode_steps += count
                 counts.row_steps += count * len(step.requests)
-            self._behind = []
-        if not self._ahead:
+            self._unrecorded_ends = []
+        if not self._computing_ends:
             self._step = None
         return ended

@@ -67,7 +67,7 @@ class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )  # fmt: skip
 
 
-class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
+class _CallSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
     """The calls of a workload. Lengths are means in tokens. With a `_cv` (coefficient of variation), they are
     lognormal.
     """
@@ -90,13 +90,13 @@ class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         _check_gang(self.gang)
 
 
-class SweepCalls(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="sweep"):
+class SweepCalls(_CallSettings, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="sweep"):
     """All calls arrive together. `inputs`: total items. `items`: items per call."""
 
     inputs: Many
 
 
-class _TimedCalls(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _TimedCallSettings(_CallSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
     for_s: Duration = msgspec.field(default=NO_TIME, name="for")
     count: AsMany = 0
 
@@ -106,17 +106,17 @@ class _TimedCalls(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise ValueError('count: set the number of calls, or for = "10 min", the time in which they arrive')
 
 
-class Constant(_TimedCalls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="constant"):
+class ConstantRateCalls(_TimedCallSettings, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="constant"):
     """Calls at equal intervals from time 0."""
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
 
 
-class Poisson(_TimedCalls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="poisson"):
+class PoissonCalls(_TimedCallSettings, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="poisson"):
     rate_per_s: PerSecond = msgspec.field(name="rate")
 
 
-class Bursts(_TimedCalls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="bursts"):
+class BurstCalls(_TimedCallSettings, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="bursts"):
     """Alternating calm periods and bursts of calls. `calm`, `burst`: their mean durations."""
 
     rate_per_s: Annotated[float, msgspec.Meta(ge=0.0, le=10_000_000.0)] = msgspec.field(name="rate")
@@ -131,7 +131,7 @@ class Bursts(_TimedCalls, frozen=True, forbid_unknown_fields=True, kw_only=True,
                 raise ValueError(f"{setting}: the mean time must be at least 1 ms, not {mean_s:g} s")
 
 
-class Diurnal(_TimedCalls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="diurnal"):
+class DiurnalCalls(_TimedCallSettings, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="diurnal"):
     """Calls whose rate changes over the day. `swing`: height of the peak above the mean, as a share of the mean."""
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
@@ -153,8 +153,8 @@ class TraceFormat(enum.Enum):
     CSV = "csv"  # A table whose header names fields of `Arrival`; `gang_least` and `gang_most` specify a gang
 
 
-_JOBS = frozenset({TraceFormat.PHILLY, TraceFormat.ELASTICFLOW})
-_NAMED = _JOBS | {TraceFormat.SLINFER}
+_FORMATS_WITH_JOBS = frozenset({TraceFormat.PHILLY, TraceFormat.ELASTICFLOW})
+_FORMATS_WITH_NAMES = _FORMATS_WITH_JOBS | {TraceFormat.SLINFER}
 
 
 class Trace(
@@ -188,30 +188,30 @@ class Trace(
             raise ValueError("file: name the file of the trace")
         if not self.context and not self.contexts and self.format is not TraceFormat.CSV:
             raise ValueError(f"context: {written} does not name the context of its calls")
-        if not isinstance(self.context, str) and self.format not in _NAMED:
+        if not isinstance(self.context, str) and self.format not in _FORMATS_WITH_NAMES:
             raise ValueError(f"context: {written} has only one kind of calls; name one context")
-        if self.contexts and self.format not in _NAMED:
+        if self.contexts and self.format not in _FORMATS_WITH_NAMES:
             raise ValueError(f"contexts: {written} has no names that could be mapped to contexts")
         if self.cluster and self.format is not TraceFormat.PHILLY:
             raise ValueError(f"cluster: {written} has no clusters")
-        if bool(self.item_s) != (self.format in _JOBS):
+        if bool(self.item_s) != (self.format in _FORMATS_WITH_JOBS):
             has = (
                 "has no durations"
                 if self.item_s
                 else 'has jobs; set the part of a job that is one item, for example item = "1 s"'
             )
             raise ValueError(f"item: {written} {has}")
-        if self.items != 1 and self.format in _JOBS:
+        if self.items != 1 and self.format in _FORMATS_WITH_JOBS:
             raise ValueError(f"items: {written} has durations; set the part of a job that is one item with item")
         if self.deadline_s and self.format is TraceFormat.ELASTICFLOW:
             raise ValueError(f"deadline: {written} already has a deadline for each job")
-        if self.gang != (1, 1) and self.format in _JOBS:
+        if self.gang != (1, 1) and self.format in _FORMATS_WITH_JOBS:
             raise ValueError(f"gang: {written} has jobs, and each GPU of a job becomes a call; leave gang out")
         _check_gang(self.gang)
 
 
-Generated = SweepCalls | Constant | Poisson | Bursts | Diurnal
-Workload = SweepCalls | Constant | Poisson | Bursts | Diurnal | Trace
+Generated = SweepCalls | ConstantRateCalls | PoissonCalls | BurstCalls | DiurnalCalls
+Workload = SweepCalls | ConstantRateCalls | PoissonCalls | BurstCalls | DiurnalCalls | Trace
 
 
 def context_names_of_workload(workload: Workload) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ def has_deadlines(workload: Workload) -> bool:
     return bool(workload.deadline_s) or in_rows
 
 
-def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
+def generate_arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
     of, which = workload, Stream(seed, "arrivals/contexts")
     inputs, outputs = Stream(seed, "arrivals/inputs"), Stream(seed, "arrivals/outputs")
     weights = {of.context: 1.0} if isinstance(of.context, str) else of.context
@@ -238,9 +238,9 @@ def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
         drawn = which.uniform(number) * up_to[-1] if len(names) > 1 else 0.0
         return Arrival(
             at_s, names[bisect(up_to, drawn, hi=len(names) - 1)], items,
-            _length(of.input_length, inputs, number, cv=of.input_cv),
+            _draw_length(of.input_length, inputs, number, cv=of.input_cv),
             of.expected_output, of.priority, float(of.deadline_s), of.gang,
-            output=_length(of.expected_output, outputs, number, cv=of.output_cv), objective=objective,
+            output=_draw_length(of.expected_output, outputs, number, cv=of.output_cv), objective=objective,
         )  # fmt: skip
 
     if isinstance(workload, SweepCalls):
@@ -249,7 +249,7 @@ def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
         if rest:
             yield call(whole, 0.0, rest)
         return
-    times = _times(workload, seed)
+    times = _arrival_times(workload, seed)
     if workload.for_s:
         end_ns = _to_nanoseconds(workload.for_s)
         times = takewhile(lambda at_ns: at_ns < end_ns, times)
@@ -258,26 +258,26 @@ def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
     yield from (call(number, at_ns / _NANO, workload.items) for number, at_ns in enumerate(times))
 
 
-def _length(mean: int, stream: Stream, number: int, *, cv: float) -> int:
-    return max(1, round(mean * stream.factor(number, cv=cv))) if mean and cv else mean
+def _draw_length(mean: int, stream: Stream, number: int, *, cv: float) -> int:
+    return max(1, round(mean * stream.lognormal_factor(number, cv=cv))) if mean and cv else mean
 
 
-def _times(workload: Constant | Poisson | Bursts | Diurnal, seed: int) -> Iterator[int]:
+def _arrival_times(workload: ConstantRateCalls | PoissonCalls | BurstCalls | DiurnalCalls, seed: int) -> Iterator[int]:
     gaps = Stream(seed, "arrivals/gaps")
     match workload:
-        case Constant(rate_per_s=rate):
+        case ConstantRateCalls(rate_per_s=rate):
             return (round(number * _NANO / rate) for number in count())
-        case Poisson(rate_per_s=rate):
+        case PoissonCalls(rate_per_s=rate):
             return accumulate(_to_nanoseconds(gaps.exponential(number, mean=1.0 / rate)) for number in count())
-        case Bursts():
-            return _bursts(workload, gaps, Stream(seed, "arrivals/stays"))
-        case Diurnal():
-            return _diurnal_times(workload, gaps, Stream(seed, "arrivals/thinning"))
+        case BurstCalls():
+            return _burst_arrival_times(workload, gaps, Stream(seed, "arrivals/stays"))
+        case DiurnalCalls():
+            return _diurnal_arrival_times(workload, gaps, Stream(seed, "arrivals/thinning"))
         case _:
             assert_never(workload)
 
 
-def _bursts(workload: Bursts, gaps: Stream, stays: Stream) -> Iterator[int]:
+def _burst_arrival_times(workload: BurstCalls, gaps: Stream, stays: Stream) -> Iterator[int]:
     bursting = stays.uniform(0) < workload.burst_s / (workload.burst_s + workload.calm_s)
     now_ns, drawn = 0, count()
     for stay in count(1):
@@ -293,7 +293,7 @@ def _bursts(workload: Bursts, gaps: Stream, stays: Stream) -> Iterator[int]:
         now_ns, bursting = ends_ns, not bursting
 
 
-def _diurnal_times(workload: Diurnal, gaps: Stream, thinning: Stream) -> Iterator[int]:
+def _diurnal_arrival_times(workload: DiurnalCalls, gaps: Stream, thinning: Stream) -> Iterator[int]:
     swing, turn = workload.swing, 2.0 * math.pi / (workload.period_s * _NANO)
     peak_ns, now_ns = _to_nanoseconds(workload.peak_s), 0
     for number in count():
@@ -308,15 +308,15 @@ def _to_nanoseconds(seconds: float) -> int:
 
 
 def expand_family_names(world: World, names: Iterable[str]) -> tuple[str, ...]:
-    families = _families(world)
+    families = _contexts_by_family(world)
     return tuple(dict.fromkeys(context for name in names for context in families.get(name, (name,))))
 
 
-def of_lengths(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+def choose_contexts_by_length(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
     """Yield the calls. A call to a context family gets the context with the smallest sufficient `longest_input`.
     Contexts with a larger limit become the call's variants.
     """
-    families = _families(world)
+    families = _contexts_by_family(world)
     if not families:
         yield from arrivals
         return
@@ -325,7 +325,7 @@ def of_lengths(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         if runtimes is None:
             yield arrival
             continue
-        length = arrival.prompt
+        length = arrival.prompt_tokens
         serving = [name for name in runtimes if world.contexts[name].longest_input >= length]
         if not serving:
             longest = world.contexts[runtimes[-1]].longest_input
@@ -333,7 +333,7 @@ def of_lengths(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         yield replace(arrival, context=serving[0], variants=tuple(serving[1:]))
 
 
-def _families(world: World) -> dict[str, tuple[str, ...]]:
+def _contexts_by_family(world: World) -> dict[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
     for name, model in sorted(world.contexts.items(), key=lambda item: item[1].longest_input):
         if model.family:

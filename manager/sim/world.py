@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from stoker.contexts.batching import BatchLimits
 from stoker.contexts.recipe import Awareness
 from stoker.contexts.step_times import StepTable, StepTimes
-from stoker.protocol.blocks import Rule
+from stoker.protocol.blocks import ProvisioningRule
 from stoker.site import Duration, Name, Size
 
 _Rows = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -41,7 +41,7 @@ class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.times.prefill or not self.times.decode:
             raise ValueError("times: an engine needs prefill and decode, each with a cell [tokens, length, seconds]")
-        if not self.times.is_sound():
+        if not self.times.has_plausible_numbers():
             raise ValueError("times: a number is negative, not finite or otherwise impossible")
         for cell in (*self.times.prefill, *self.times.decode):
             if not cell.seconds > 0:
@@ -49,7 +49,7 @@ class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.token_bytes and self.cache_tokens:
             raise ValueError("cache_tokens: the setting token already sets the size of the cache; leave it out")
 
-    def limits(self, memory_bytes: int) -> BatchLimits:
+    def make_batch_limits(self, memory_bytes: int) -> BatchLimits:
         cache_tokens = self.cache_tokens
         if self.token_bytes:
             cache_tokens = max(1, (memory_bytes - self.weights_bytes) // self.token_bytes)
@@ -63,9 +63,9 @@ class EngineFloor:
 
     def __init__(self, model: EngineModel, *, speed: float) -> None:
         times = model.times
-        self._step_s, self._token_s = StepTable(times.decode).floor(length=1.0, most=model.rows)
+        self._step_s, self._token_s = StepTable(times.decode).lower_bounds(length=1.0, most=model.rows)
         most = model.prefill_tokens + (model.rows if model.mixes else 0)
-        prefill_s, self._read_s = StepTable(times.prefill).floor(length=0.5, most=most)
+        prefill_s, self._read_s = StepTable(times.prefill).lower_bounds(length=0.5, most=most)
         if model.mixes:  # a step that reads prompts can also write a token
             self._step_s, self._token_s = min(self._step_s, prefill_s), min(self._token_s, self._read_s)
         self._speed = speed
@@ -84,7 +84,7 @@ class Rate(float):
     """Bytes per second; in a scenario `"1.2 GB/s"`. With an infinite rate, a transfer takes no time."""
 
 
-FREE = Rate(math.inf)
+UNLIMITED_RATE = Rate(math.inf)
 NO_TIME = Duration(0.0)
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -105,13 +105,13 @@ class DeviceKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bandwidths of links. `shared_operations`: file operations per second on the shared storage (0 = no limit)."""
 
-    shared: Rate = FREE
-    shared_node: Rate = FREE
+    shared: Rate = UNLIMITED_RATE
+    shared_node: Rate = UNLIMITED_RATE
     shared_operations: float = 0.0
-    disk: Rate = FREE
-    memory: Rate = FREE
-    network: Rate = FREE
-    bus: Rate = FREE
+    disk: Rate = UNLIMITED_RATE
+    memory: Rate = UNLIMITED_RATE
+    network: Rate = UNLIMITED_RATE
+    bus: Rate = UNLIMITED_RATE
 
     def __post_init__(self) -> None:
         for field in ("shared", "shared_node", "disk", "memory", "network", "bus"):
@@ -179,7 +179,7 @@ class ContextModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def can_use_device_kind(self, kind: str) -> bool:
         return not self.kinds or kind in self.kinds or kind.partition(" ")[0] in self.kinds
 
-    def of_kind(self, times: dict[str, Duration], kind: str) -> float:
+    def time_on_device_kind(self, times: dict[str, Duration], kind: str) -> float:
         return float(times.get(kind, times.get("", 0.0)))
 
 
@@ -205,7 +205,7 @@ class SourceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     boot_cv: Share = 0.0
     walltime_s: Duration = msgspec.field(default=NO_TIME, name="walltime")
     preempt: Preempt = Preempt.NEWEST
-    rule: Rule = Rule.OPPORTUNISTIC
+    rule: ProvisioningRule = ProvisioningRule.OPPORTUNISTIC
     init_blocks: Count = 0
     min_blocks: Count = 0
     max_blocks: Positive = 1
@@ -227,8 +227,8 @@ class SourceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Delays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Delays in seconds. `frame`: time for which a pilot, and a program if calls are only counted, collects
-    messages.
+    """Delays in seconds. `frame`: time for which a pilot collects messages before it sends them. If the log
+    only counts calls, programs do the same.
     """
 
     message_s: Duration = msgspec.field(default=Duration(0.0005), name="message")
@@ -246,7 +246,7 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delays: Delays = Delays()
 
     def fits_on_device(self, model: ContextModel, source: SourceModel) -> bool:
-        """Return True if one device of the source may be used by the context and has enough memory."""
+        """True if the context may use the source's kind of device and fits into the memory of one device."""
         memory_bytes = self.devices[source.kind].memory_bytes
         return model.can_use_device_kind(source.kind) and model.device_memory_bytes <= memory_bytes
 
@@ -255,7 +255,7 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return known and self.fits_on_device(model, source) and model.devices <= source.devices
 
 
-def limited(world: World, most: Awareness | None) -> World:
+def limit_awareness(world: World, most: Awareness | None) -> World:
     """Return a baseline world, in which no context has a higher `awareness` than `most` (None = no limit)."""
     if most is None:
         return world

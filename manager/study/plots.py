@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.manager.study.measures import Measures, Steps
+from stoker.manager.study.measures import Measures, StepCurve
 from stoker.manager.study.statistics import quantile
-from stoker.whole_files import draft_of
+from stoker.whole_files import draft_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-POINTS = 1_000
+MOST_POINTS = 1_000
 SHARES = tuple(number / 200 for number in range(201))  # Shares for the quantiles of wait and turnaround times
 
 
@@ -32,9 +32,9 @@ class Curves(msgspec.Struct, frozen=True):
     """Curves of one run's `Measures`, and quantiles of waits and turnarounds at `SHARES` (empty without calls)."""
 
     ended_at: float
-    completed: Steps
-    devices: Steps
-    queue: Steps
+    completed: StepCurve
+    devices: StepCurve
+    queue: StepCurve
     waits_s: tuple[float, ...]
     turnarounds_s: tuple[float, ...]
 
@@ -45,14 +45,14 @@ def make_run_curves(measures: Measures) -> Curves:
     return Curves(measures.ended_at, completed, devices, queue, waits_s, turnarounds_s)
 
 
-def thin_curve(steps: Steps, *, points: int = POINTS) -> Steps:
+def thin_curve(steps: StepCurve, *, points: int = MOST_POINTS) -> StepCurve:
     """Return the curve with at most `points` steps, at equal time intervals."""
     if len(steps.at_s) <= points:
         return steps
     first, last = steps.at_s[0], steps.at_s[-1]
     each_s = (last - first) / (points - 1)
     moments = [first + number * each_s for number in range(points - 1)]
-    return Steps((at_s, steps.value(at_s)) for at_s in [*moments, last])
+    return StepCurve((at_s, steps.value_at(at_s)) for at_s in [*moments, last])
 
 
 def _quantiles(values: array[float]) -> tuple[float, ...]:
@@ -80,17 +80,17 @@ def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
         raise ValueError("there are no runs to draw")
 
     def until_end(run: Curves, at_s: float, name: str) -> float:
-        steps: Steps = getattr(run, name)
-        return steps.value(at_s) if name == "completed" or at_s <= run.ended_at else 0.0
+        steps: StepCurve = getattr(run, name)
+        return steps.value_at(at_s) if name == "completed" or at_s <= run.ended_at else 0.0
 
     words = {"completed": "items done", "devices": "devices", "queue": "calls that wait"}
     drawn: dict[str, tuple[int, Callable[..., None]]] = {
         name: (1, partial(_plot_over_time, value=partial(until_end, name=name), words=said))
         for name, said in words.items()
     }
-    drawn["times"] = 2, _times
+    drawn["times"] = 2, _plot_call_times
     paths: list[Path] = []
-    with style() as figure_of:
+    with plot_style() as figure_of:
         for name, (panels, draw) in drawn.items():
             figure = figure_of(figsize=(6.4 if panels == 1 else 7.6, 3.6), layout="constrained")
             axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
@@ -101,14 +101,14 @@ def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
                 figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
             for path in (folder / f"{name}.png", folder / f"{name}.svg"):
                 no_facts = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
-                with draft_of(path) as draft:
+                with draft_file(path) as draft:
                     figure.savefig(draft, dpi=_PNG_DOTS_PER_INCH, metadata=no_facts)
                 paths.append(path)
     return paths
 
 
 @contextmanager
-def style() -> Iterator[Callable[..., Any]]:
+def plot_style() -> Iterator[Callable[..., Any]]:
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -126,7 +126,7 @@ def style() -> Iterator[Callable[..., Any]]:
 def _plot_over_time(axes: Axes, runs: Runs, *, value: Callable[[Curves, float], float], words: str) -> None:
     end_s = max(run.ended_at for of_policy in runs.values() for run in of_policy) or 1.0
     moments = [end_s * number / _MOMENTS for number in range(_MOMENTS + 1)]
-    unit_s, unit = _unit(end_s)
+    unit_s, unit = _choose_time_unit(end_s)
     shown = [moment / unit_s for moment in moments]
     for label, of_policy, look in _styled_runs(runs):
         columns = [[value(run, moment) for run in of_policy] for moment in moments]
@@ -142,9 +142,9 @@ def _plot_over_time(axes: Axes, runs: Runs, *, value: Callable[[Curves, float], 
     axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
-def _times(waits: Axes, turnarounds: Axes, runs: Runs) -> None:
-    _plot_distribution(waits, runs, lambda run: run.waits_s, words="from coming to beginning")
-    _plot_distribution(turnarounds, runs, lambda run: run.turnarounds_s, words="from coming to end")
+def _plot_call_times(waits: Axes, turnarounds: Axes, runs: Runs) -> None:
+    _plot_distribution(waits, runs, lambda run: run.waits_s, words="from arrival to start")
+    _plot_distribution(turnarounds, runs, lambda run: run.turnarounds_s, words="from arrival to end")
     waits.set_ylabel("share of calls")
 
 
@@ -154,7 +154,7 @@ def _plot_distribution(axes: Axes, runs: Runs, times_of: Callable[[Curves], Sequ
         known = [times_of(run) for run in of_policy if times_of(run)]
         if known:
             lines.append((label, [fmean(times) for times in zip(*known, strict=True)], look))
-    unit_s, unit = _unit(max((times[-1] for _, times, _ in lines), default=1.0))
+    unit_s, unit = _choose_time_unit(max((times[-1] for _, times, _ in lines), default=1.0))
     for label, times, look in lines:
         axes.plot([time / unit_s for time in times], SHARES, label=label, **look)
     axes.set_xlim(left=0.0)
@@ -169,5 +169,5 @@ def _styled_runs(runs: Runs) -> Iterator[tuple[str, Sequence[Curves], dict[str, 
             yield policy, of_policy, {"color": COLORS[number % len(COLORS)], "linestyle": dashes}
 
 
-def _unit(longest_s: float) -> tuple[float, str]:
+def _choose_time_unit(longest_s: float) -> tuple[float, str]:
     return next((unit_s, name) for least_s, unit_s, name in _UNITS if longest_s >= least_s)

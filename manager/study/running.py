@@ -20,17 +20,23 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.manager.live.session_policies import find
-from stoker.manager.sim.bound import lower_bound
-from stoker.manager.sim.check import in_order, refuse_impossible
+from stoker.manager.live.session_policies import find_policy
+from stoker.manager.sim.bound import compute_lower_bound
+from stoker.manager.sim.check import check_arrivals, raise_for_impossible_setting
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import RunOutcome, Simulation, SimulationError
-from stoker.manager.sim.workload import Trace, arrivals, context_names_of_workload, expand_family_names, of_lengths
-from stoker.manager.sim.world import World, limited
-from stoker.manager.study.log_files import write_log
-from stoker.manager.study.measures import Figures, compute_run_figures, measure
+from stoker.manager.sim.workload import (
+    Trace,
+    choose_contexts_by_length,
+    context_names_of_workload,
+    expand_family_names,
+    generate_arrivals,
+)
+from stoker.manager.sim.world import World, limit_awareness
+from stoker.manager.study.log_files import write_event_log
+from stoker.manager.study.measures import RunFigures, compute_run_figures, measure_run
 from stoker.manager.study.plots import Curves, make_run_curves
-from stoker.manager.study.scenario import CallDetail, Scenario, label
+from stoker.manager.study.scenario import CallDetail, Scenario, policy_label
 from stoker.manager.study.traces import read_trace
 from stoker.tracebacks import user_traceback_lines
 from stoker.units import show_seconds
@@ -40,7 +46,7 @@ Result = TypeVar("Result")
 Tell = Callable[..., None]
 
 
-class DiedError(StokerError):
+class WorkerDiedError(StokerError):
     """A worker process died during a task. Attributes: `task`, `how` (signal or exit code), `code`."""
 
 
@@ -70,8 +76,8 @@ class Workers(Generic[Task, Result]):
         for process in self._processes.values():
             process.join()
 
-    def each(self, todo: Sequence[Task], *, hear: Tell) -> Iterator[Result]:
-        """Yield each result when its task ends. `hear` receives progress. Raises the errors of `do`, and DiedError."""
+    def iterate_results(self, todo: Sequence[Task], *, on_progress: Tell) -> Iterator[Result]:
+        """Yield each result when its task ends. `on_progress` receives progress. Raises the errors of `do`."""
         left = iter(todo)
         for connection in self._processes:
             self._send_next_task(connection, left)
@@ -82,7 +88,7 @@ class Workers(Generic[Task, Result]):
                 if kind is StokerError:
                     raise said
                 if kind is None:
-                    hear(*said)
+                    on_progress(*said)
                 else:
                     self._send_next_task(connection, left)
                     yield said
@@ -104,7 +110,7 @@ class Workers(Generic[Task, Result]):
             code = process.exitcode or 0
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             task = self._tasks[connection]
-            raise DiedError(f"the process that ran {task} died ({how})", task=task, how=how, code=code) from None
+            raise WorkerDiedError(f"the process that ran {task} died ({how})", task=task, how=how, code=code) from None
 
 
 @contextlib.contextmanager
@@ -122,7 +128,7 @@ def _run_tasks(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
         try:
             connection.send((kind, what))
         except OSError:
-            raise SystemExit from None  # the parent process has ended
+            raise SystemExit from None  # the parent process has ended, so end this process too
 
     while True:
         try:
@@ -136,8 +142,9 @@ def _run_tasks(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
 
 
 TellProgress = Callable[[str, int, float, int], None]  # Policy, seed, simulated time in seconds, number of ended calls
-STUCK_S = 10 * 86_400.0  # A run is stopped if no call ends for this many simulated seconds
-MOST_STILL = 200  # A run is stopped after this many progress reports (4 million events) at the same simulated time
+MOST_SECONDS_WITHOUT_END = 10 * 86_400.0  # A run is stopped if no call ends for this many simulated seconds
+MOST_REPORTS_AT_SAME_TIME = 200
+"""A run is stopped after this number of progress reports (4 million events) at the same simulated time."""
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
@@ -147,7 +154,7 @@ class FinishedRun(msgspec.Struct, frozen=True):
     seed: int
     outcome: RunOutcome
     log: str
-    figures: Figures
+    figures: RunFigures
     curves: Curves
     wall_s: float
 
@@ -156,7 +163,7 @@ def _ignore_progress(*_: Any) -> None:
     pass
 
 
-def run_all(
+def simulate_all_runs(
     scenario: Scenario, *, policies: Sequence[str], seeds: Sequence[int], folder: Path, jobs: int = 1,
     tell: TellProgress = _ignore_progress,
 ) -> Generator[FinishedRun, None, None]:  # fmt: skip
@@ -168,8 +175,8 @@ def run_all(
         return
     try:
         with Workers(do, count=min(jobs, len(todo))) as workers:
-            yield from workers.each(todo, hear=tell)
-    except DiedError as error:
+            yield from workers.iterate_results(todo, on_progress=tell)
+    except WorkerDiedError as error:
         memory = "; perhaps the memory was full: try fewer --jobs" if error.code == -9 else ""
         raise SimulationError(f"{error.task}: the process that simulated it died ({error.how}){memory}") from None
 
@@ -177,15 +184,17 @@ def run_all(
 class _PlannedRun(msgspec.Struct, frozen=True):
     policy: str
     seed: int
-    bound: bool
+    needs_bound: bool
 
     def __str__(self) -> str:
-        return f"policy {label(self.policy)}, seed {self.seed}"
+        return f"policy {policy_label(self.policy)}, seed {self.seed}"
 
 
 def _simulate_run(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, folder: Path) -> FinishedRun:
     try:
-        return simulate_once(scenario, policy=run.policy, seed=run.seed, folder=folder, bound=run.bound, tell=tell)
+        return simulate_once(
+            scenario, policy=run.policy, seed=run.seed, folder=folder, needs_bound=run.needs_bound, tell=tell
+        )
     except (SimulationError, OSError) as error:
         raise SimulationError(f"{run}: {error}", policy=run.policy, seed=run.seed) from error
     except StokerError:
@@ -196,37 +205,39 @@ def _simulate_run(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, f
 
 
 def simulate_once(
-    scenario: Scenario, *, policy: str, seed: int, folder: Path, bound: bool = False,
+    scenario: Scenario, *, policy: str, seed: int, folder: Path, needs_bound: bool = False,
     tell: TellProgress = _ignore_progress,
 ) -> FinishedRun:  # fmt: skip
     """Simulate one policy with one seed. Raises SimulationError and ConfigError."""
     began = time.perf_counter()
-    policies = find(policy).make()
-    world = limited(scenario.world, policies.awareness)
+    policies = find_policy(policy).make()
+    world = limit_awareness(scenario.world, policies.awareness)
     wanted = expand_family_names(world, context_names_of_workload(scenario.workload))
-    refuse_impossible(world, wanted=wanted, until_s=scenario.until_s)
+    raise_for_impossible_setting(world, wanted=wanted, until_s=scenario.until_s)
     counted = scenario.outputs.calls is CallDetail.COUNTED
-    simulation = Simulation(world, _calls(scenario, world, seed=seed), policies, seed=seed, counted=counted)
+    simulation = Simulation(
+        world, _read_or_generate_calls(scenario, world, seed=seed), policies, seed=seed, counted=counted
+    )
     until_s = float(scenario.until_s) or math.inf
     outcome = simulation.run(until_s=until_s, tell=StallWatch(functools.partial(tell, policy, seed)))
-    measured = measure(simulation.log, until_s=outcome.ended_at)
-    calls = _calls(scenario, scenario.world, seed=seed)
-    bound_s = lower_bound(scenario.world, calls, seed=seed).ends_at if bound else math.inf
+    measured = measure_run(simulation.log, until_s=outcome.ended_at)
+    calls = _read_or_generate_calls(scenario, scenario.world, seed=seed)
+    bound_s = compute_lower_bound(scenario.world, calls, seed=seed).ends_at if needs_bound else math.inf
     known_s = bound_s if 0.0 < bound_s < math.inf else None
     figures = compute_run_figures(simulation.log, outcome, measured, bound_s=known_s)
-    path = folder / log_name(policy, seed)
-    write_log(path, simulation.log, {"scenario": scenario.name, "policy": label(policy), "seed": seed})
+    path = folder / log_file_name(policy, seed)
+    write_event_log(path, simulation.log, {"scenario": scenario.name, "policy": policy_label(policy), "seed": seed})
     wall_s = time.perf_counter() - began
     return FinishedRun(policy, seed, outcome, str(path), figures, make_run_curves(measured), wall_s)
 
 
-def _calls(scenario: Scenario, world: World, *, seed: int) -> Iterator[Arrival]:
+def _read_or_generate_calls(scenario: Scenario, world: World, *, seed: int) -> Iterator[Arrival]:
     workload, known = scenario.workload, {*world.contexts, *(model.family for model in world.contexts.values())}
     if isinstance(workload, Trace):
         calls = read_trace(workload, folder=Path(), contexts=known)
     else:
-        calls = arrivals(workload, seed=seed)
-    return in_order(world, of_lengths(world, calls))
+        calls = generate_arrivals(workload, seed=seed)
+    return check_arrivals(world, choose_contexts_by_length(world, calls))
 
 
 class StallWatch:
@@ -240,7 +251,7 @@ class StallWatch:
     def __call__(self, now_s: float, ended: int) -> None:
         if ended != self._ended:
             self._ended, self._since_s = ended, now_s
-        if now_s - self._since_s > STUCK_S:
+        if now_s - self._since_s > MOST_SECONDS_WITHOUT_END:
             since = show_seconds(self._since_s) if self._ended else "the beginning"
             raise SimulationError(
                 f"no call has ended since {since}, and the simulated time is {show_seconds(now_s)}: either "
@@ -248,12 +259,12 @@ class StallWatch:
             )
         self._still = self._still + 1 if now_s == self._now_s else 0
         self._now_s = now_s
-        if self._still > MOST_STILL:
+        if self._still > MOST_REPORTS_AT_SAME_TIME:
             raise SimulationError(
                 f"simulated time stays at {now_s:.6f} s, with {ended} calls ended: a timer repeats without end"
             )
         self._tell(now_s, ended)
 
 
-def log_name(policy: str, seed: int) -> str:
-    return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', label(policy)).strip('-.')}-{seed}.parquet"
+def log_file_name(policy: str, seed: int) -> str:
+    return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', policy_label(policy)).strip('-.')}-{seed}.parquet"

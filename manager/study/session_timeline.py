@@ -15,10 +15,10 @@ from stoker.manager.core.nouns import Library, LibraryState
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
 from stoker.manager.live.restore import JournalReplay
-from stoker.manager.study.log_files import TraceEvent, name_event, slice_event, write_events
+from stoker.manager.study.log_files import TraceEvent, make_name_event, make_slice_event, write_timeline_events
 from stoker.protocol import to_manager
 from stoker.protocol.calls import CallEnd
-from stoker.protocol.ids import format_library_id, show_call
+from stoker.protocol.ids import format_call_id, format_library_id
 
 _SESSION = 1
 _FIRST_PILOT = 10
@@ -29,23 +29,23 @@ _SHORT_S = 1e-6
 
 def write_session_timeline(file: Path, journal: Path, *, session: str, policies: Policies) -> int:
     """Write a session's timeline, gzipped if the name ends in `.gz`, and return its number of calls."""
-    timeline = _Timeline()
+    timeline = _SessionTimeline()
     past = JournalReplay(journal, session, policies)
 
     def events() -> Iterator[TraceEvent]:
-        yield name_event("process_name", f"session {session}", pid=_SESSION)
-        for now, event in past.events():
+        yield make_name_event("process_name", f"session {session}", pid=_SESSION)
+        for now, event in past.read_events():
             if past.core is not None:
-                yield from timeline.before(now, event, past.core.state)
+                yield from timeline.events_before(now, event, past.core.state)
             past.handle(event, now)
             if past.core is not None:
-                yield from timeline.after(now, past.core.state)
+                yield from timeline.events_after(now, past.core.state)
 
-    write_events(file, events())
+    write_timeline_events(file, events())
     return timeline.calls
 
 
-class _Timeline:
+class _SessionTimeline:
     def __init__(self) -> None:
         self.calls = 0
         self._began = 0.0
@@ -53,7 +53,7 @@ class _Timeline:
         self._rows: dict[int, list[float]] = {}  # By library: end time of the last bar in each row
         self._counted_at = float("-inf")
 
-    def before(self, now: float, event: Event, state: State) -> Iterator[TraceEvent]:
+    def events_before(self, now: float, event: Event, state: State) -> Iterator[TraceEvent]:
         """Yield the bars that an event ends, before the core handles the event."""
         self._began = self._began or now
         match event:
@@ -63,7 +63,7 @@ class _Timeline:
             case PilotLost(pilot=pilot, reason=reason) if pilot in self._pilots:
                 yield self._instant_event(now, f"lost: {reason}", self._pilots[pilot])
 
-    def after(self, now: float, state: State) -> Iterator[TraceEvent]:
+    def events_after(self, now: float, state: State) -> Iterator[TraceEvent]:
         if now - self._counted_at < _COUNTED_EVERY_S:
             return
         self._counted_at = now
@@ -78,12 +78,12 @@ class _Timeline:
         match message:
             case to_manager.PilotHello(host=host) if pilot not in self._pilots:
                 self._pilots[pilot] = _FIRST_PILOT + len(self._pilots)
-                yield name_event("process_name", f"{pilot} on {host}", pid=self._pilots[pilot])
+                yield make_name_event("process_name", f"{pilot} on {host}", pid=self._pilots[pilot])
                 yield self._instant_event(now, "joined", self._pilots[pilot])
             case to_manager.LibraryReady(library=number) if number in state.libraries:
                 library = state.libraries[number]
                 if library.state is LibraryState.LOADING:
-                    yield from self._bar(f"load {library.context.recipe.name}", library, library.started_at, now)
+                    yield from self._draw_bar(f"load {library.context.recipe.name}", library, library.started_at, now)
             case to_manager.LibraryGone(library=number, failure=failure) if number in state.libraries:
                 why = f": {failure.message}" if failure is not None else ""
                 text = f"{format_library_id(number)} ended{why}"
@@ -94,7 +94,7 @@ class _Timeline:
     def _bars_of_ended_calls(
         self, now: float, library: Library, ends: list[CallEnd], state: State
     ) -> Iterator[TraceEvent]:
-        here = [end for end in ends if end.call in library.held]  # other ends are repeated reports
+        here = [end for end in ends if end.call in library.held]  # the pilot may report an end twice
         left_s = sum(end.run_s for end in here)
         for end in here:
             ended_at = now
@@ -103,15 +103,18 @@ class _Timeline:
                 ended_at = now - left_s
             began_at = ended_at - end.run_s
             if library.slots == 1 and (rows := self._rows.get(library.id)):
-                began_at, ended_at = max(began_at, rows[0]), max(ended_at, rows[0])  # the message came late
+                # If the message is late, the bar must not overlap the bar of the previous call.
+                began_at, ended_at = max(began_at, rows[0]), max(ended_at, rows[0])
             call = state.calls[end.call]
-            facts: dict[str, Any] = {"call": show_call(end.call), "ok": end.ok}
+            facts: dict[str, Any] = {"call": format_call_id(end.call), "ok": end.ok}
             if end.raised:
                 facts["error"] = end.raised.partition("\n")[0]
             self.calls += 1
-            yield from self._bar(call.group.function.name, library, began_at, ended_at, args=facts)
+            yield from self._draw_bar(call.group.function.name, library, began_at, ended_at, args=facts)
 
-    def _bar(self, name: str, library: Library, began_at: float, ended_at: float, **more: Any) -> Iterator[TraceEvent]:
+    def _draw_bar(
+        self, name: str, library: Library, began_at: float, ended_at: float, **more: Any
+    ) -> Iterator[TraceEvent]:
         rows = self._rows.setdefault(library.id, [])
         began_at = max(began_at, self._began)
         row = next((row for row, free_at in enumerate(rows) if free_at <= began_at + _SHORT_S), len(rows))
@@ -120,9 +123,9 @@ class _Timeline:
             rows.append(0.0)
             devices = ", ".join(device.id for device in library.devices)
             title = f"{format_library_id(library.id)} {library.context.recipe.name} ({devices})"
-            yield name_event("thread_name", title, pid=pid, tid=tid)
+            yield make_name_event("thread_name", title, pid=pid, tid=tid)
         rows[row] = ended_at
-        yield slice_event(name, began_at - self._began, ended_at - self._began, pid=pid, tid=tid, **more)
+        yield make_slice_event(name, began_at - self._began, ended_at - self._began, pid=pid, tid=tid, **more)
 
     def _instant_event(self, now: float, name: str, pid: int) -> TraceEvent:
         return {"ph": "i", "s": "p", "name": name, "ts": round((now - self._began) * 1e6), "pid": pid, "tid": 0}

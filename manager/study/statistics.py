@@ -31,29 +31,29 @@ class MeanEstimate(msgspec.Struct, frozen=True):
         return self.mean + (self.half_width or 0.0)
 
 
-def estimate(values: Sequence[float]) -> MeanEstimate:
+def estimate_mean(values: Sequence[float]) -> MeanEstimate:
     """Return the mean of independent runs. Raises ValueError without values or for infinite values."""
     if not values:
         raise ValueError("the mean of no runs is not defined")
     if not all(map(math.isfinite, values)):
-        raise ValueError(f"a mean of {list(values)}: some values are not finite numbers")
+        raise ValueError(f"the mean of {list(values)} is not defined: some values are not finite numbers")
     if len(values) == 1:
         return MeanEstimate(float(values[0]), None, 1)
     half_width = t_quantile(0.975, degrees=len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return MeanEstimate(fmean(values), half_width, len(values))
 
 
-def difference(values: Sequence[float], others: Sequence[float]) -> MeanEstimate:
+def estimate_difference(values: Sequence[float], others: Sequence[float]) -> MeanEstimate:
     """Return the mean of `values` - `others`, seed by seed."""
     if len(values) != len(others):
         raise ValueError(f"{len(values)} runs and {len(others)} runs cannot be compared seed by seed")
-    return estimate([value - other for value, other in zip(values, others, strict=True)])
+    return estimate_mean([value - other for value, other in zip(values, others, strict=True)])
 
 
 def quantile(values: Sequence[float], share: float) -> float:
     """Return the interpolated quantile of sorted values (Hyndman and Fan's type 7). Raises ValueError."""
     if not values or not 0.0 <= share <= 1.0:
-        raise ValueError(f"no quantile {share} of {len(values)} values")
+        raise ValueError(f"quantile {share} of {len(values)} values is not defined")
     place = share * (len(values) - 1)
     below = math.floor(place)
     above = min(below + 1, len(values) - 1)
@@ -64,7 +64,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 def t_quantile(share: float, *, degrees: int) -> float:
     """Return a quantile of Student's t-distribution. `share`: at least 0.5, below 1."""
     if not (0.5 <= share < 1.0 and degrees >= 1):
-        raise ValueError(f"no quantile {share} of t with {degrees} degrees of freedom")
+        raise ValueError(f"quantile {share} of t with {degrees} degrees of freedom is not defined")
     low, high = 0.0, math.pi / 2
     for _ in range(64):
         angle = (low + high) / 2

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from stoker.manager.factory import condor_description as description
 from stoker.manager.factory.batch import job_name
-from stoker.manager.factory.pilot_command import walltime_s
+from stoker.manager.factory.pilot_command import rounded_walltime_s
 from stoker.pilot.taskvine.engine import NEVER_IDLE_S, VinePlan
 from stoker.site import ProviderKind, Site
 
 _WALLTIME_MARGIN_S = 30
 """A worker exits this many seconds before its job ends."""
-WORKER = "worker"
+WORKER_NAME = "worker"
 """The name that worker jobs carry instead of a block name."""
 
 
@@ -27,18 +27,18 @@ def make_vine_plan(
     provider, pilot = site.provider, site.pilot
     is_local = provider.kind is ProviderKind.LOCAL
     least = max(1, pilot.min_blocks, pilot.init_blocks)
-    idle_s = site.policy.idle_release_s(kept=kept)
+    idle_s = site.policy.idle_release_s(outlives_programs=kept)
     return VinePlan(
         batch=provider.kind.value,
         ports=site.session.port_range,
         devices=pilot.devices,
         gpus=provider.gpu_count,
-        cores=_cores(site),
+        cores=_worker_cores(site),
         memory_mb=int(provider.memory_bytes) // 2**20,
         disk_mb=int(pilot.cache_bytes) // 2**20,
         least_workers=least,
         most_workers=pilot.max_blocks,
-        batch_options=_batch_options(site, session=session),
+        batch_options=_format_batch_options(site, session=session),
         requirements=provider.requirements,
         worker_init=provider.worker_init,
         scratch=pilot.scratch,
@@ -51,7 +51,7 @@ def make_vine_plan(
     )
 
 
-def _cores(site: Site) -> int:
+def _worker_cores(site: Site) -> int:
     """Return the number of cores of a worker; 0 for all cores."""
     _, _, count = site.pilot.devices.partition(":")
     wanted = int(count or 0)
@@ -60,7 +60,7 @@ def _cores(site: Site) -> int:
     return max(wanted, site.provider.cores)
 
 
-def _batch_options(site: Site, *, session: str) -> str:
+def _format_batch_options(site: Site, *, session: str) -> str:
     provider = site.provider
     if provider.kind is ProviderKind.SLURM:
         given: Sequence[tuple[str, str]] = (
@@ -68,19 +68,19 @@ def _batch_options(site: Site, *, session: str) -> str:
             ("account", provider.account),
             ("qos", provider.qos),
             ("constraint", provider.constraint),
-            ("time", str(walltime_s(site) // 60)),
+            ("time", str(rounded_walltime_s(site) // 60)),
             ("gres", f"gpu:{provider.gpus}" if provider.gpus else ""),
         )
-        marks = [f"--job-name={job_name(session, WORKER)}"] if session else []
+        marks = [f"--job-name={job_name(session, WORKER_NAME)}"] if session else []
         words = [f"--{name}={shlex.quote(value)}" for name, value in given if value]
         return " ".join([*words, *provider.options, *marks])
     if provider.kind is ProviderKind.CONDOR:
-        lines = [f"+MaxWallTime = {walltime_s(site) // 60}"]
+        lines = [f"+MaxWallTime = {rounded_walltime_s(site) // 60}"]
         if provider.account:
             lines.append(f"accounting_group = {provider.account}")
         if provider.gpu_type:
-            lines.append(f"require_gpus = {description.gpu_expression(provider.gpu_type)}")
-        known_by = (description.SESSION, session), (description.SOURCE, site.name), (description.BLOCK, WORKER)
-        marks = [f"+{name} = {description.quoted(value)}" for name, value in known_by] if session else []
+            lines.append(f"require_gpus = {description.gpu_type_expression(provider.gpu_type)}")
+        known_by = (description.SESSION, session), (description.SOURCE, site.name), (description.BLOCK, WORKER_NAME)
+        marks = [f"+{name} = {description.quote(value)}" for name, value in known_by] if session else []
         return "\n".join([*lines, *provider.options, *marks])
     return ""

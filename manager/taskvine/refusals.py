@@ -9,23 +9,23 @@ from stoker.errors import ConfigError
 from stoker.protocol.calls import CallOptions
 from stoker.site import AUTO_PROBE, EnvironmentKind, Policy, ProviderKind, ProvisioningName, Site
 
-BATCH = (ProviderKind.LOCAL, ProviderKind.SLURM, ProviderKind.CONDOR)
+SUPPORTED_PROVIDERS = (ProviderKind.LOCAL, ProviderKind.SLURM, ProviderKind.CONDOR)
 
 
 def refuse_unsupported_site(site: Site) -> None:
-    _refuse(list(_site_refusals(site)), where=f"site {site.name}: ")
+    _refuse_if_any(list(_list_site_refusals(site)), where=f"site {site.name}: ")
 
 
 def refuse_unsupported_call(recipe: Recipe, options: CallOptions, *, deadline_s: float = 0.0) -> None:
-    found = [*_recipe_refusals(recipe), *_option_refusals(options)]
+    found = [*_list_recipe_refusals(recipe), *_list_option_refusals(options)]
     if deadline_s:
         found.append("deadline: TaskVine runs calls in the order of their submission")
     if options.variants:
         found.append("variants: TaskVine does not track which library has which context; name one context")
-    _refuse(found, where=f"{recipe.name}: ")
+    _refuse_if_any(found, where=f"{recipe.name}: ")
 
 
-def _refuse(found: list[str], *, where: str) -> None:
+def _refuse_if_any(found: list[str], *, where: str) -> None:
     if found:
         rest = "; also " + ", ".join(text.partition(":")[0] for text in found[1:]) if found[1:] else ""
         raise ConfigError(
@@ -34,10 +34,10 @@ def _refuse(found: list[str], *, where: str) -> None:
         )
 
 
-def _site_refusals(site: Site) -> Iterator[str]:
+def _list_site_refusals(site: Site) -> Iterator[str]:
     provider = site.provider
-    if provider.kind not in BATCH:
-        there = ", ".join(f'"{kind.value}"' for kind in BATCH)
+    if provider.kind not in SUPPORTED_PROVIDERS:
+        there = ", ".join(f'"{kind.value}"' for kind in SUPPORTED_PROVIDERS)
         yield f'[provider] kind = "{provider.kind.value}": the TaskVine factory supports only {there}'
     if site.sites:
         yield "sites: a session with TaskVine has one site"
@@ -47,7 +47,7 @@ def _site_refusals(site: Site) -> Iterator[str]:
         yield "[provider] shared_files = false: TaskVine libraries read this environment and write their logs here"
     if site.environment.kind is EnvironmentKind.PACKED:
         yield '[environment] kind = "packed": TaskVine libraries run in this environment'
-    if site.pilot.mixed:
+    if site.pilot.offers_gpus_and_cpus:
         yield f'[pilot] devices = "{site.pilot.devices}": a worker holds libraries on GPUs or on cores, not both'
     if site.pilot.probe != AUTO_PROBE:
         yield f'[pilot] probe = "{site.pilot.probe}": TaskVine workers do not probe devices'
@@ -61,7 +61,7 @@ def _site_refusals(site: Site) -> Iterator[str]:
             yield f"[policy] {setting.removesuffix('_s')}: TaskVine sets the number of workers"
 
 
-def _recipe_refusals(recipe: Recipe) -> Iterator[str]:
+def _list_recipe_refusals(recipe: Recipe) -> Iterator[str]:
     needs = recipe.needs
     if needs.device_memory_bytes:
         yield "device_memory: TaskVine gives a library whole GPUs and does not track their memory; leave it out"
@@ -82,7 +82,7 @@ def _recipe_refusals(recipe: Recipe) -> Iterator[str]:
         yield f'kinds = "{strange[0]}": TaskVine selects GPUs only by number; request them in the site file (gpus)'
 
 
-def _option_refusals(options: CallOptions) -> Iterator[str]:
+def _list_option_refusals(options: CallOptions) -> Iterator[str]:
     for setting in ("latency_s", "ttft_s", "ttft_per_token_s", "tpot_s"):
         if getattr(options.objective, setting):
             yield f"{setting.removesuffix('_s')}: TaskVine runs calls in the order of their submission"

@@ -1,4 +1,4 @@
-"""The agent's loop, and `carry_out`, which has one case per command of the core.
+"""The agent's loop, and `execute_command`, which has one case per command of the core.
 
 Each iteration waits for an event, reads all input, passes the input to the core, and executes the core's commands. It
 then sends one frame to the manager and one frame to each library.
@@ -19,7 +19,7 @@ from typing import assert_never
 from stoker.log_files import OUTPUT_BYTES, free_file_middle
 from stoker.pilot.agent import objects, observing, processes
 from stoker.pilot.agent.agent import Agent
-from stoker.pilot.agent.observing import check_job
+from stoker.pilot.agent.observing import report_lost_resources
 from stoker.pilot.cache import store
 from stoker.pilot.core import commands, events, limits, presence
 from stoker.pilot.zygote.client import Zygote
@@ -36,7 +36,7 @@ def shorten_long_logs(agent: Agent) -> None:
     refused = set[Path]()  # logs on file systems that cannot punch a hole in a file
     while True:
         time.sleep(_LOGS_EVERY_S)
-        for path in [Path(agent.state.log_of(number)) for number in list(agent.processes)]:
+        for path in [Path(agent.state.log_path(number)) for number in list(agent.processes)]:
             try:
                 if path not in refused and free_file_middle(path, most_bytes=OUTPUT_BYTES):
                     log.warning("%s is too long: its middle is removed", path)
@@ -49,16 +49,16 @@ def shorten_long_logs(agent: Agent) -> None:
 
 # ---- the loop
 
-TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the pilot drains when it receives one of these signals
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # these signals make the pilot drain
 _TICK_S = 1.0
 _LEAVING_TICK_S = 0.1
 _REPEATED_SIGNAL_S = 1.0  # seconds in which a repeated signal is ignored: srun and Slurm both send the signal
 
 
-class Loop:
+class AgentLoop:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        agent.carry_out = functools.partial(carry_out, agent)
+        agent.execute_command = functools.partial(execute_command, agent)
         threading.Thread(target=shorten_long_logs, args=(agent,), name="logs", daemon=True).start()
         self._signals: list[tuple[str, bool]] = []  # names of new signals, each with True if the signal is a repetition
         self._signal_at = 0.0
@@ -69,7 +69,7 @@ class Loop:
         self._wait_ended_at = 0.0  # time when the last wait ended; 0 before the first wait
         self._frames_fd, self._changes_fd = agent.link.dealer.filenos()
         for number in (self._frames_fd, self._changes_fd, agent.wake_read):
-            agent.wires.register(number)
+            agent.poller.watch_descriptor(number)
 
     def run(self) -> int:
         self._install_signal_handlers()
@@ -77,23 +77,23 @@ class Loop:
         observing.report_remaining_walltime(agent)
         try:
             observing.wait_for_probes(agent, interrupted=lambda: bool(self._signals))
-            while not agent.is_over:
-                has_frames, has_changes = self._wait()
-                if has_changes and link.dealer.came_back():
-                    self._greet()
+            while not agent.must_exit:
+                has_frames, has_changes = self._wait_and_read()
+                if has_changes and link.dealer.handle_connection_changes():
+                    self._send_hello()
                 if has_frames:
-                    for message in link.receive():
-                        agent.handle(events.FromManager(message))
-                if link.dealer.connected and presence.wants_hello(agent.state):
-                    self._greet()
+                    for message in link.receive_messages():
+                        agent.handle_event(events.FromManager(message))
+                if link.dealer.connected and presence.must_send_hello(agent.state):
+                    self._send_hello()
                 while self._signals:
                     name, again = self._signals.pop(0)
-                    agent.handle(events.SignalReceived(f"it received {name}", again))
+                    agent.handle_event(events.SignalReceived(f"it received {name}", again))
                 now = time.monotonic()
                 if now >= self._due:
-                    self._timers(now)
-                agent.wires.send_batched_messages()
-                link.flush()
+                    self._do_timed_work(now)
+                agent.poller.send_queued_messages()
+                link.send_queued_frames()
             self._say_farewell()
         finally:
             self._close()
@@ -101,17 +101,17 @@ class Loop:
 
     # ---- one turn
 
-    def _wait(self) -> tuple[bool, bool]:
+    def _wait_and_read(self) -> tuple[bool, bool]:
         """Wait for an event and read all input except the manager's frames. Check for frames first, because the
         descriptor of a ZeroMQ socket reports only frames that arrive after the last use of the socket. Return whether
         frames have arrived, and whether the connection may have changed.
         """
-        agent, wires = self.agent, self.agent.wires
+        agent, wires = self.agent, self.agent.poller
         has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._wait_ended_at, False
         now = time.monotonic()
         self._due = self._next_wakeup_time(now)
         timeout = 0.0 if has_frames else max(0.0, self._due - now)
-        news = wires.wait(timeout)
+        news = wires.wait_for_events(timeout)
         self._report_suspension(timeout)
         for number, what in news:
             if number == self._frames_fd:
@@ -120,15 +120,15 @@ class Loop:
                 has_changes = True
             elif number == agent.wake_read:
                 was_woken = True
-            elif (source := wires.source(number)) is not None:
+            elif (source := wires.watched_source(number)) is not None:
                 if what & select.EPOLLOUT:
-                    source.push()
+                    source.send_unsent()
                     wires.watch(source)
                 if what & ~select.EPOLLOUT:
                     if isinstance(source, Zygote):
                         processes.handle_zygote_messages(agent, source)
                     else:
-                        agent.hear(source)
+                        agent.receive_library_messages(source)
         if was_woken:
             agent.run_queued_actions()
         return has_frames, has_changes
@@ -138,51 +138,51 @@ class Loop:
         now, before = time.monotonic(), self._wait_ended_at
         self._wait_ended_at = now
         stopped_s = now - before - waited_s
-        if before and stopped_s > limits.STOPPED_S:
-            self.agent.handle(events.WasSuspended(stopped_s))
+        if before and stopped_s > limits.SUSPENSION_DELAY_S:
+            self.agent.handle_event(events.WasSuspended(stopped_s))
 
     def _next_wakeup_time(self, now: float) -> float:
         agent, state = self.agent, self.agent.state
-        if state.leaving:  # a draining pilot must wake by itself: no further event may arrive
+        if state.leaving:  # wake soon: a draining pilot may receive no further event
             self._tick_at = min(self._tick_at, now + _LEAVING_TICK_S)
-        due = min(presence.next_at(state), agent.timers.next_at, self._tick_at)
+        due = min(presence.next_deadline(state), agent.timers.next_due_at, self._tick_at)
         return min(due, self._observe_at) if agent.processes or not agent.link.dealer.connected else due
 
-    def _timers(self, now: float) -> None:
+    def _do_timed_work(self, now: float) -> None:
         agent, state = self.agent, self.agent.state
-        for key in agent.timers.due(now):
-            agent.handle(events.TimerFired(key))
+        for key in agent.timers.take_due(now):
+            agent.handle_event(events.TimerFired(key))
         if now >= self._observe_at:
-            self._observe_at = now + limits.EVERY_S
-            observing.observe(agent, agent.processes.values())
+            self._observe_at = now + limits.OBSERVATION_INTERVAL_S
+            observing.report_observations(agent, agent.processes.values())
             if now >= self._devices_at:
                 self._devices_at = now + 1.0
                 observing.report_device_memory_use(agent)
             if not agent.link.dealer.connected:
-                agent.handle(agent.link.away(now))
+                agent.handle_event(agent.link.make_absence_event(now))
         if now >= state.heartbeat_at:
-            observing.measure(agent)
-            agent.handle(events.CacheListed(agent.cache.sizes()))
-            for zygote in agent.zygotes.idle():
-                agent.wires.unwatch(zygote)
-                agent.zygotes.forget(zygote)
+            observing.report_usage(agent)
+            agent.handle_event(events.CacheListed(agent.cache.object_sizes()))
+            for zygote in agent.zygotes.long_idle_zygotes():
+                agent.poller.unwatch(zygote)
+                agent.zygotes.remove_zygote(zygote)
         if now >= min(self._tick_at, presence.next_tick_deadline(state)):
             self._tick_at = now + (_LEAVING_TICK_S if state.leaving else _TICK_S)
-            check_job(agent)
+            report_lost_resources(agent)
             observing.report_driver_health(agent)
-            agent.handle(events.Tick(serves_peers=agent.peers.is_serving))
+            agent.handle_event(events.Tick(serves_peers=agent.peers.is_serving))
 
-    def _greet(self) -> None:
-        self.agent.handle(self.agent.link.hello_due(list(self.agent.cache.sizes())))
+    def _send_hello(self) -> None:
+        self.agent.handle_event(self.agent.link.make_hello_event(list(self.agent.cache.object_sizes())))
 
     # ---- the end
 
     def _install_signal_handlers(self) -> None:
         signal.set_wakeup_fd(self.agent.wake_write, warn_on_full_buffer=False)
-        for how in TOLD_TO_GO:
+        for how in TERMINATION_SIGNALS:
             if signal.getsignal(how) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(how, self._on_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, TOLD_TO_GO)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION_SIGNALS)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         now, before = time.monotonic(), self._signal_at
@@ -192,9 +192,11 @@ class Loop:
 
     def _say_farewell(self) -> None:
         agent = self.agent
-        agent.handle(events.Farewell({number: process.ran() for number, process in agent.processes.items()}))
+        agent.handle_event(
+            events.Farewell({number: process.recorded_calls() for number, process in agent.processes.items()})
+        )
         if agent.state.says_farewell:
-            agent.link.part(agent.handle, pause=lambda: agent.wires.wait(0.02))
+            agent.link.send_last_frames(agent.handle_event, pause=lambda: agent.poller.wait_for_events(0.02))
 
     def _close(self) -> None:
         agent = self.agent
@@ -205,7 +207,7 @@ class Loop:
             objects.stop_fetch(agent, name)
         agent.zygotes.close()
         agent.scratch.remove()
-        agent.wires.close()
+        agent.poller.close()
         agent.link.dealer.close(linger_s=0.3)
         signal.set_wakeup_fd(-1)
         log.info("the pilot has ended: %s", agent.state.leaving)
@@ -214,56 +216,56 @@ class Loop:
 # ---- commands
 
 
-def carry_out(agent: Agent, command: commands.Command) -> None:
+def execute_command(agent: Agent, command: commands.Command) -> None:
     match command:
         case (
-            commands.Tell() | commands.SendPieces() | commands.SendHeartbeat() | commands.SendHello()
+            commands.SendToManager() | commands.SendPieces() | commands.SendHeartbeat() | commands.SendHello()
             | commands.DropAcknowledgedFrames()
         ):  # fmt: skip
-            agent.link.carry_out(command)
+            agent.link.execute_command(command)
         case commands.SendToLibrary(library=number, message=to_library):
             process = agent.processes.get(number)
             if process is not None:
-                agent.wires.tell(process, to_library)
+                agent.poller.queue_message(process, to_library)
         case commands.WriteLog(text=text, severity=severity):
             log.log(severity, "%s", text)
-        case commands.Prepare(ordered=ordered):
-            processes.prepare(agent, ordered)
+        case commands.PrepareLibrary(ordered=ordered):
+            processes.prepare_library(agent, ordered)
         case commands.PinObjects(library=number, objects=refs):
             objects.pin_objects(agent, number, refs)
         case commands.StartProcess(ordered=ordered, objects=paths, device_memory_bytes=budget_bytes):
-            processes.start(agent, ordered, dict(paths), device_memory_bytes=budget_bytes)
+            processes.start_process(agent, ordered, dict(paths), device_memory_bytes=budget_bytes)
         case commands.KillProcess(library=number):
-            processes.kill(agent, number)
+            processes.kill_library_process(agent, number)
         case commands.KillZygote(library=number):
             processes.kill_zygote(agent, number)
         case commands.RemoveLibrary(library=number, ran=ran):
-            processes.forget(agent, number, ran)
-        case commands.Observe(library=number):
-            observing.observe(agent, filter(None, [agent.processes.get(number)]))
+            processes.remove_library(agent, number, ran)
+        case commands.ObserveLibrary(library=number):
+            observing.report_observations(agent, filter(None, [agent.processes.get(number)]))
         case commands.InspectOffer(order=order):
-            agent.handle(agent.offers.weigh(order))
-        case commands.Expect(name=name):
-            agent.peers.served.expect(name)
+            agent.handle_event(agent.offer_inspector.inspect(order))
+        case commands.AnnounceFetch(name=name):
+            agent.peers.served_cache.announce_fetch(name)
         case commands.StartFetch(order=order):
-            objects.fetch(agent, order)
+            objects.start_or_update_fetch(agent, order)
         case commands.StopFetch(name=name):
             objects.stop_fetch(agent, name)
         case commands.RemoveEvictedSnapshots():
             store.remove_evicted_snapshots(agent.cache)
         case commands.FetchArguments():
-            objects.bring_arguments(agent, command)
+            objects.fetch_arguments(agent, command)
         case commands.ReleaseArguments(library=number, calls=calls):
             objects.release_arguments(agent, number, calls)
         case commands.UploadResults(library=number, ends=ends):
             objects.upload_results(agent, number, ends)
         case commands.OfferSnapshot(recipe=recipe, made=made):
             objects.offer_snapshot(agent, recipe, made)
-        case commands.Probe(device=device):
+        case commands.ProbeDevice(device=device):
             observing.begin_probe(agent, device)
         case commands.SetTimer(at=at, key=key):
-            agent.timers.set(at, key)
-        case commands.Leave():
-            agent.is_over = True
+            agent.timers.set_timer(at, key)
+        case commands.ExitPilot():
+            agent.must_exit = True
         case _:
             assert_never(command)

@@ -25,18 +25,18 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from stoker.log_files import tail
+from stoker.log_files import read_last_lines
 from stoker.pilot.agent.agent import Agent, PilotOptions
 from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.core import events, limits, probes
 from stoker.pilot.core.events import ResourceLost
-from stoker.pilot.core.presence import FIRST_LINE_S
+from stoker.pilot.core.presence import SLOW_LOAD_S
 from stoker.pilot.core.state import Stage
-from stoker.pilot.devices import PilotDevice, visible
+from stoker.pilot.devices import PilotDevice, visibility_variables
 from stoker.pilot.devices import monitor as devices_monitor
-from stoker.pilot.devices.monitor import Reading
+from stoker.pilot.devices.monitor import GpuMemoryReading
 from stoker.pilot.devices.probe import run_probe
-from stoker.pilot.zygote.processes import cpu_seconds, resident_bytes, tree
+from stoker.pilot.zygote.processes import cpu_seconds, process_tree, resident_bytes
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.ids import DeviceId, LibraryId
 
@@ -44,33 +44,33 @@ from stoker.protocol.ids import DeviceId, LibraryId
 
 log = logging.getLogger("stoker.pilot")
 
-NO_END = math.inf
+UNKNOWN_END = math.inf
 _COMMAND_LIMIT_S = 10.0
 
 
 def report_remaining_walltime(agent: Agent) -> None:
     def ask() -> None:
         left_s, asked_at = query_seconds_until_job_end(os.environ), time.monotonic()
-        if left_s != NO_END:
-            agent.later(lambda: agent.handle(events.WalltimeKnown(asked_at + left_s - time.monotonic())))
+        if left_s != UNKNOWN_END:
+            agent.run_in_loop(lambda: agent.handle_event(events.WalltimeKnown(asked_at + left_s - time.monotonic())))
 
     left_s = read_seconds_until_job_end(os.environ, now=time.time())
-    given_s = agent.options.walltime_s or _number(os.environ.get("PBS_WALLTIME", ""))
-    if left_s != NO_END:
-        agent.handle(events.WalltimeKnown(left_s))
+    given_s = agent.options.walltime_s or _parse_number(os.environ.get("PBS_WALLTIME", ""))
+    if left_s != UNKNOWN_END:
+        agent.handle_event(events.WalltimeKnown(left_s))
         return
     if given_s:
-        agent.handle(events.WalltimeKnown(given_s))
+        agent.handle_event(events.WalltimeKnown(given_s))
     threading.Thread(target=ask, name="walltime", daemon=True).start()
 
 
 def read_seconds_until_job_end(environ: Mapping[str, str], *, now: float) -> float:
     """Return the seconds until the job ends, from environment variables or HTCondor's job ad; infinite if unknown."""
-    slurm = _number(environ.get("SLURM_JOB_END_TIME", ""))
+    slurm = _parse_number(environ.get("SLURM_JOB_END_TIME", ""))
     if slurm:
         return max(0.0, slurm - now)
     ad = environ.get("_CONDOR_JOB_AD", "")
-    return _condor(ad, now) if ad else NO_END
+    return _seconds_until_condor_limit(ad, now) if ad else UNKNOWN_END
 
 
 def batch_system_node_name(environ: Mapping[str, str]) -> str:
@@ -89,34 +89,35 @@ def query_seconds_until_job_end(environ: Mapping[str, str]) -> float:
     if job := environ.get("SLURM_JOB_ID", ""):
         if task := environ.get("SLURM_ARRAY_TASK_ID", ""):  # SLURM_JOB_ID of one task may be the id of the whole array
             job = f"{environ.get('SLURM_ARRAY_JOB_ID', job)}_{task}"
-        end = _run(["squeue", "-h", "-j", job, "-o", "%e"]).partition("\n")[0].strip()
+        end = _run_batch_command(["squeue", "-h", "-j", job, "-o", "%e"]).partition("\n")[0].strip()
         try:
             return max(0.0, datetime.fromisoformat(end).timestamp() - time.time())
         except ValueError:
-            return NO_END
+            return UNKNOWN_END
     if job := environ.get("LSB_JOBID", ""):
-        found = re.match(r"\s*(\d+):(\d+)", _run(["bjobs", "-noheader", "-o", "time_left", job]))  # hours and minutes
-        return 3600.0 * int(found[1]) + 60.0 * int(found[2]) if found else NO_END
-    return NO_END
+        # `bjobs` prints the time left in hours and minutes.
+        found = re.match(r"\s*(\d+):(\d+)", _run_batch_command(["bjobs", "-noheader", "-o", "time_left", job]))
+        return 3600.0 * int(found[1]) + 60.0 * int(found[2]) if found else UNKNOWN_END
+    return UNKNOWN_END
 
 
-def _condor(file: str, now: float) -> float:
+def _seconds_until_condor_limit(file: str, now: float) -> float:
     try:
         text = Path(file).read_text(encoding="utf-8", errors="replace")
         written = os.stat(file).st_mtime
     except OSError as error:
         log.warning("HTCondor's job ad cannot be read: %s", error)
-        return NO_END
-    ad = {name.lower(): _number(value) for name, value in re.findall(r"^(\w+) = ([0-9.]+)$", text, re.MULTILINE)}
+        return UNKNOWN_END
+    ad = {name.lower(): _parse_number(value) for name, value in re.findall(r"^(\w+) = ([0-9.]+)$", text, re.MULTILINE)}
     limits = [ad.get(name) for name in ("allowedexecuteduration", "allowedjobduration", "stokerwalltime")]
-    limit_s = min(filter(None, limits), default=NO_END)
+    limit_s = min(filter(None, limits), default=UNKNOWN_END)
     passed_s = max(0.0, now - (ad.get("jobcurrentstartdate") or now))
     if passed_s >= limit_s:
         passed_s = max(0.0, now - written)
     return max(0.0, limit_s - passed_s)
 
 
-def _run(command: list[str]) -> str:
+def _run_batch_command(command: list[str]) -> str:
     try:
         ran = subprocess.run(
             command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_COMMAND_LIMIT_S, check=False
@@ -130,7 +131,7 @@ def _run(command: list[str]) -> str:
     return ""
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return max(0.0, float(text))
     except ValueError:
@@ -139,74 +140,74 @@ def _number(text: str) -> float:
 
 # ---- resources of the job
 
-_NO_FOLDER = frozenset(
+_MISSING_FOLDER_ERRNOS = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.ENODEV, errno.ENXIO, errno.EACCES, errno.EPERM}
 )
 
 
-def check_job(agent: Agent) -> bool:
+def report_lost_resources(agent: Agent) -> bool:
     """Tell the core if the scratch folder or the batch job is gone. Return True in this case."""
-    agent.oom_kills.note_kills()
-    if why := agent.scratch.fault():
-        agent.handle(ResourceLost(why, LossReason.SCRATCH_GONE))
-    elif why := agent.parent.fault():
-        agent.handle(ResourceLost(why, LossReason.NODE_LOST))
+    agent.oom_kills.check_for_kills()
+    if why := agent.scratch.describe_fault():
+        agent.handle_event(ResourceLost(why, LossReason.SCRATCH_GONE))
+    elif why := agent.parent.describe_fault():
+        agent.handle_event(ResourceLost(why, LossReason.NODE_LOST))
     return bool(why)
 
 
 def report_if_cannot_create_folders(agent: Agent, error: OSError) -> None:
-    if not check_job(agent) and error.errno in _NO_FOLDER:
-        agent.handle(ResourceLost(f"it cannot create a folder: {error}", LossReason.SCRATCH_GONE))
+    if not report_lost_resources(agent) and error.errno in _MISSING_FOLDER_ERRNOS:
+        agent.handle_event(ResourceLost(f"it cannot create a folder: {error}", LossReason.SCRATCH_GONE))
 
 
 # ---- measurements
 
 _LOG_TAIL_BYTES = 4096
-_LONGEST = 160
+_MAX_LINE_LENGTH = 160
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def observe(agent: Agent, processes: Iterable[LibraryProcess]) -> None:
-    if seen := [_seen(agent, process) for process in processes]:
-        agent.handle(events.Observed(seen))
+def report_observations(agent: Agent, processes: Iterable[LibraryProcess]) -> None:
+    if seen := [_observe_library(agent, process) for process in processes]:
+        agent.handle_event(events.LibrariesObserved(seen))
 
 
-def _seen(agent: Agent, process: LibraryProcess) -> events.Observation:
+def _observe_library(agent: Agent, process: LibraryProcess) -> events.Observation:
     library = agent.state.libraries.get(process.library)
     if library is None:
         return events.Observation(process.library)
-    watched = library.held or library.has_limits or library.stopping or library.stuck
-    limit = limits.memory_limit(agent.state, library) if process.pid and not library.told_to_end else 0
-    over_bytes = process.memory.excess(process.pid, limit, now=time.monotonic()) if limit else 0
-    return events.Observation(process.library, process.running() if watched else (), over_bytes)
+    watched = library.held_calls or library.has_limits or library.stopping_calls or library.stuck_calls
+    limit = limits.memory_limit(agent.state, library) if process.pid and not library.must_end else 0
+    over_bytes = process.memory.bytes_if_over_limit(process.pid, limit, now=time.monotonic()) if limit else 0
+    return events.Observation(process.library, process.running_calls() if watched else (), over_bytes)
 
 
-def measure(agent: Agent) -> None:
+def report_usage(agent: Agent) -> None:
     now, state = time.monotonic(), agent.state
     alive = [process for process in agent.processes.values() if process.pid]
     lines = {}
     for process in alive:
         library = state.libraries.get(process.library)
-        if library is not None and library.stage is Stage.LOADING and now - library.started_at >= FIRST_LINE_S:
-            lines[process.library] = last_line(process.log)
-    agent.handle(
+        if library is not None and library.stage is Stage.LOADING and now - library.started_at >= SLOW_LOAD_S:
+            lines[process.library] = last_log_line(process.log)
+    agent.handle_event(
         events.UsageMeasured(
             resident_bytes={process.library: resident_bytes(process.pid) for process in alive},
             cpu_s={process.library: cpu_seconds(process.pid) for process in alive},
-            cache_bytes=sum(agent.cache.sizes().values()),
+            cache_bytes=sum(agent.cache.object_sizes().values()),
             refused_frames=agent.link.refused_frames,
             lines=lines,
         )
     )
 
 
-def last_line(log: str) -> str:
+def last_log_line(log: str) -> str:
     """Return the last line of a log that contains text, without terminal escape codes."""
-    text = _ESCAPES.sub("", tail(log, most_bytes=_LOG_TAIL_BYTES))
+    text = _ESCAPES.sub("", read_last_lines(log, most_bytes=_LOG_TAIL_BYTES))
     for line in reversed(re.split(r"[\r\n]+", text)):
         shown = " ".join("".join(each for each in line if each.isprintable()).split())
         if shown:
-            return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
+            return shown if len(shown) <= _MAX_LINE_LENGTH else shown[: _MAX_LINE_LENGTH - 1] + "…"
     return ""
 
 
@@ -224,19 +225,19 @@ def report_device_memory_use(agent: Agent) -> None:
         for number, size in _device_bytes_by_library(agent, device, reading).items():
             used.setdefault(number, {})[name] = size
     if taken:
-        agent.handle(events.DevicesMeasured(used, taken, at))
+        agent.handle_event(events.DevicesMeasured(used, taken, at))
 
 
-def _device_bytes_by_library(agent: Agent, device: PilotDevice, reading: Reading) -> dict[LibraryId, int]:
+def _device_bytes_by_library(agent: Agent, device: PilotDevice, reading: GpuMemoryReading) -> dict[LibraryId, int]:
     name = device.facts.device
     here = [number for number, library in agent.state.libraries.items() if name in library.devices]
     if not here and reading.taken_bytes >= 0:
         agent.bare_bytes[name] = reading.taken_bytes
     pids = {number: agent.processes[number].pid for number in here if number in agent.processes}
-    processes = {number: frozenset(tree(pid)) for number, pid in pids.items() if pid}
+    processes = {number: frozenset(process_tree(pid)) for number, pid in pids.items() if pid}
     found = devices_monitor.divide_gpu_memory_by_library(
-        reading.by_process, processes, taken_bytes=reading.taken_bytes if len(processes) == len(here) else -1,
-        bare_bytes=agent.bare_bytes.get(name, -1), trusted=agent.sees_all_processes,
+        reading.by_process, processes, used_bytes=reading.taken_bytes if len(processes) == len(here) else -1,
+        empty_gpu_bytes=agent.bare_bytes.get(name, -1), are_pids_reliable=agent.sees_all_processes,
     )  # fmt: skip
     return {LibraryId(number): size for number, size in found.items() if size}
 
@@ -245,13 +246,17 @@ def _device_bytes_by_library(agent: Agent, device: PilotDevice, reading: Reading
 
 _TICK_S = 0.02
 _FIRST_PROBES_S = 15.0
-NO_PROBE = "never"
-_OWN = ("-P", "-m", "stoker.pilot.devices.probe")
+PROBES_DISABLED = "never"
+_OWN_PROBE_ARGUMENTS = ("-P", "-m", "stoker.pilot.devices.probe")
 
 
 def probe_command(options: PilotOptions) -> tuple[str, ...]:
     """Return the command that probes a device; empty if probes are disabled."""
-    return () if options.probe == NO_PROBE else tuple(shlex.split(options.probe)) or (sys.executable, *_OWN)
+    return (
+        ()
+        if options.probe == PROBES_DISABLED
+        else tuple(shlex.split(options.probe)) or (sys.executable, *_OWN_PROBE_ARGUMENTS)
+    )
 
 
 def devices_to_probe(options: PilotOptions, devices: Iterable[PilotDevice]) -> frozenset[DeviceId]:
@@ -272,8 +277,8 @@ def probe_command_for_library(options: PilotOptions, devices: Iterable[PilotDevi
 def begin_probe(agent: Agent, name: DeviceId) -> None:
 
     def probe() -> None:
-        answer, said = run_probe(probe_command(agent.options), name, visible((agent.devices[name],)))
-        agent.later(lambda: agent.handle(events.Probed(name, answer, said)))
+        answer, said = run_probe(probe_command(agent.options), name, visibility_variables((agent.devices[name],)))
+        agent.run_in_loop(lambda: agent.handle_event(events.DeviceProbed(name, answer, said)))
 
     threading.Thread(target=probe, name=f"probe-{name}", daemon=True).start()
 
@@ -285,7 +290,7 @@ def wait_for_probes(agent: Agent, *, interrupted: Callable[[], bool]) -> None:
         if time.monotonic() > until or interrupted():
             return
         report_driver_health(agent)
-        agent.handle(events.Tick())
+        agent.handle_event(events.Tick())
         time.sleep(_TICK_S)
         agent.run_queued_actions()
 
@@ -295,4 +300,6 @@ def report_driver_health(agent: Agent) -> None:
     for device in agent.devices.values():
         monitor = agent.monitors.get(device.uuid)
         if monitor is not None:
-            agent.handle(events.DriverReported(device.facts.device, monitor.take_fault(), monitor.hangs(now)))
+            agent.handle_event(
+                events.DriverReported(device.facts.device, monitor.take_fault(), monitor.describe_hang(now))
+            )

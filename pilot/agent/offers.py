@@ -19,16 +19,16 @@ from stoker.pilot.core.events import OfferInspected
 from stoker.pilot.core.memory import token_cache
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.pilot.core.turns import EngineOutlook, OpenAnswer, UnreadPrompt
-from stoker.pilot.library.library_turns import TurnRow, TurnState, unpack_board_rows, unpacked
+from stoker.pilot.library.library_turns import TurnRow, TurnState, unpack_board_rows, unpack_engine_work
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_pilot import RunCalls
 
 log = logging.getLogger("stoker.pilot")
 
-BOARD = "turns"  # name of the board, a file in the pilot's scratch folder with the engines' open requests
-_BEFORE_READY = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING})
+BOARD_FILE = "turns"  # name of the board, a file in the pilot's scratch folder with the engines' open requests
+_STAGES_BEFORE_READY = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING})
 _LONGEST_STEP_S = 60.0  # a row of the board is invalid if its step ends more than 60 s from now
-_READS = 3  # attempts to read a row of the board while an engine writes the row
+_READ_ATTEMPTS = 3  # attempts to read a row of the board while an engine writes the row
 
 
 class OfferInspector:
@@ -38,13 +38,13 @@ class OfferInspector:
         self._state = state
         self._path = board
         self._clock = clock
-        self._seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
+        self._step_seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
         """By `id` of a table of step times: the table, and the function that computes step durations from it."""
-        self._taken: dict[LibraryId, list[tuple[CallId, UnreadPrompt]]] = {}
+        self._unreported_prompts: dict[LibraryId, list[tuple[CallId, UnreadPrompt]]] = {}
         """For each library, the accepted calls that its engine has not reported yet."""
         self._reported_requests: dict[LibraryId, int] = {}
 
-    def weigh(self, order: RunCalls) -> OfferInspected:
+    def inspect(self, order: RunCalls) -> OfferInspected:
         try:
             return self._evaluate(order)
         except Exception:  # if an offer cannot be evaluated, the pilot accepts the call
@@ -55,15 +55,15 @@ class OfferInspector:
         library, now = self._state.libraries.get(order.library), self._clock()
         if library is None or not order.calls:
             return OfferInspected(order)
-        engines_here, mine = self._read(library), set(library.devices)
+        engines_here, mine = self._read_engine_work(library), set(library.devices)
         beside = [each for each in self._state.libraries.values() if not mine.isdisjoint(each.devices)]
         self._drop_prompts_taken_by_engines(engines_here)
-        self._forget(beside)
+        self._remove_old_records(beside)
         new = _unread_prompt(order, now)
         own_work = [work for row, work in engines_here if row.library == library.number]
         required, why_full = self._required_bytes(order, library, own_work)
-        self._taken.setdefault(order.library, []).append((order.calls[0].call, new))
-        if why_full or self._cost(library) is None:
+        self._unreported_prompts.setdefault(order.library, []).append((order.calls[0].call, new))
+        if why_full or self._known_step_seconds(library) is None:
             return OfferInspected(order, required_bytes=required, why_full=why_full)
         ends = [row.held_at + row.step_s for row, _ in engines_here if row.state is TurnState.HOLDS]
         free_at = max([now, *(end for end in ends if now < end < now + _LONGEST_STEP_S)])
@@ -72,29 +72,32 @@ class OfferInspector:
         on_board = {row.library for row, _ in engines_here}
         without_row = [(other.number, EngineWork()) for other in beside if other.number not in on_board]
         for number, work in (*((row.library, work) for row, work in engines_here), *without_row):
-            outlook = self._outlook(self._state.libraries[number], work, now, is_first=number not in seen, but=order)
+            outlook = self._make_outlook(
+                self._state.libraries[number], work, now, is_first=number not in seen, offered_order=order
+            )
             seen.add(number)
             if outlook is not None:
                 engines.append(outlook)
         return OfferInspected(order, new, engines, free_at, required)
 
-    def _outlook(
-        self, library: PilotLibrary, work: EngineWork, now: float, *, is_first: bool, but: RunCalls
+    def _make_outlook(
+        self, library: PilotLibrary, work: EngineWork, now: float, *, is_first: bool, offered_order: RunCalls
     ) -> EngineOutlook | None:
-        cost = self._cost(library)
+        cost = self._known_step_seconds(library)
         if cost is None:
             return None
         prompts = [UnreadPrompt(*prompt) for prompt in work.prompts]
         number = library.number
         if is_first:
-            offered = {spec.call for spec in but.calls}
-            taken = self._taken.get(number, ())
+            offered = {spec.call for spec in offered_order.calls}
+            taken = self._unreported_prompts.get(number, ())
             prompts += [each for call, each in taken if call not in offered and each.due_at >= now]
             prompts.sort(key=lambda prompt: prompt.due_at)
         else:
             number = LibraryId(-1 - number)
         rows, length = work.rows, work.length
-        if library.stage in _BEFORE_READY and not library.told_to_end and not prompts:  # the library will get a request
+        # A library that still starts will get a request, so count at least one row.
+        if library.stage in _STAGES_BEFORE_READY and not library.must_end and not prompts:
             rows, length = max(1, rows), max(1.0, length)
         due_at, late_at = work.due_at, work.late_at
         if due_at < now:
@@ -104,15 +107,15 @@ class OfferInspector:
 
     # ---- the board
 
-    def _read(self, library: PilotLibrary) -> list[tuple[TurnRow, EngineWork]]:
+    def _read_engine_work(self, library: PilotLibrary) -> list[tuple[TurnRow, EngineWork]]:
         mine, libraries = set(library.devices), self._state.libraries
-        for again in reversed(range(_READS)):
+        for again in reversed(range(_READ_ATTEMPTS)):
             data = self._path.read_bytes() if self._path.exists() else b""
             found = list[tuple[TurnRow, EngineWork]]()
             for row, beside in unpack_board_rows(data):
                 if row.library not in libraries or mine.isdisjoint(row.devices):
                     continue
-                number, work = unpacked(beside) or (0, EngineWork())
+                number, work = unpack_engine_work(beside) or (0, EngineWork())
                 if number != row.library and again and any(beside):
                     break  # an engine is writing the row
                 found.append((row, work if number == row.library else EngineWork()))
@@ -122,15 +125,15 @@ class OfferInspector:
 
     # ---- costs and memory
 
-    def _cost(self, library: PilotLibrary) -> StepSeconds | None:
+    def _known_step_seconds(self, library: PilotLibrary) -> StepSeconds | None:
         times = starting.known_step_times(self._state, library)
         if times is None:
             return None
-        found = self._seconds.get(id(times))
+        found = self._step_seconds.get(id(times))
         if found is None:
             kept = {id(each) for each in self._state.step_times.values()}
-            self._seconds = {key: each for key, each in self._seconds.items() if key in kept}
-            found = self._seconds[id(times)] = times, StepSeconds(times)
+            self._step_seconds = {key: each for key, each in self._step_seconds.items() if key in kept}
+            found = self._step_seconds[id(times)] = times, StepSeconds(times)
         return found[1]
 
     def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> tuple[int, str]:
@@ -161,18 +164,18 @@ class OfferInspector:
         for library, count in counts.items():
             more = count - self._reported_requests.get(library, 0)
             self._reported_requests[library] = count
-            if more > 0 and library in self._taken:
-                del self._taken[library][:more]
+            if more > 0 and library in self._unreported_prompts:
+                del self._unreported_prompts[library][:more]
 
-    def _forget(self, looked_at: Iterable[PilotLibrary]) -> None:
+    def _remove_old_records(self, looked_at: Iterable[PilotLibrary]) -> None:
         """Remove the records of ended libraries, and of ended calls of the libraries `looked_at`."""
         libraries = self._state.libraries
-        for notes in (self._taken, self._reported_requests):
+        for notes in (self._unreported_prompts, self._reported_requests):
             for number in [number for number in notes if number not in libraries]:
                 del notes[number]
         for library in looked_at:
-            if taken := self._taken.get(library.number):
-                taken[:] = [(call, prompt) for call, prompt in taken if call in library.held]
+            if taken := self._unreported_prompts.get(library.number):
+                taken[:] = [(call, prompt) for call, prompt in taken if call in library.held_calls]
 
 
 def _unread_prompt(order: RunCalls, now: float) -> UnreadPrompt:

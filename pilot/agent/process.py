@@ -15,9 +15,9 @@ from stoker.pilot.cache import Pin
 from stoker.pilot.library import call_records, connection
 from stoker.pilot.zygote import processes
 from stoker.pilot.zygote.client import Zygote
-from stoker.pilot.zygote.processes import LIMIT_S, MemoryLimit
+from stoker.pilot.zygote.processes import TRACKER_LIMIT_S, MemoryLimitCheck
 from stoker.protocol import wire
-from stoker.protocol.calls import Printed
+from stoker.protocol.calls import OutputRange
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_agent import ToAgent
 
@@ -35,17 +35,17 @@ class LibraryProcess:
         self.log = log
         self.zygote: Zygote | None = None
         self.pid = 0
-        self.memory = MemoryLimit()
-        self.pins: list[Pin] = []
-        self.arguments: dict[CallId, Pin] = {}  # large arguments of calls, pinned in the object cache
-        self.garbled = ""  # reason why the socket is no longer read, after an invalid message
+        self.memory = MemoryLimitCheck()
+        self.object_pins: list[Pin] = []
+        self.argument_pins: dict[CallId, Pin] = {}  # large arguments of calls, pinned in the object cache
+        self.invalid_bytes_reason = ""  # reason why the socket is no longer read, after an invalid message
         self._socket: socket.socket | None = None
         self._reader: connection.FrameReader | None = None
         self._unsent = bytearray()
 
     # ---- its socket
 
-    def connect(self) -> socket.socket:
+    def make_socket_pair(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -57,26 +57,26 @@ class LibraryProcess:
         return self._socket.fileno() if self._socket is not None else -1
 
     @property
-    def unsent(self) -> bool:
+    def has_unsent(self) -> bool:
         return bool(self._unsent)
 
-    def send(self, messages: list[Any]) -> None:
-        """Send a frame. `push` later sends the bytes that the socket does not accept now."""
-        self.send_bytes(connection.pack(messages))
+    def send_messages(self, messages: list[Any]) -> None:
+        """Send a frame. `send_unsent` later sends the bytes that the socket does not accept now."""
+        self.send_bytes(connection.pack_frame(messages))
 
     def send_bytes(self, data: bytes | bytearray) -> None:
         if self._unsent:
             self._unsent += data
             return
-        sent = self._try(data)
+        sent = self._send_without_blocking(data)
         if sent < len(data):
             self._unsent += memoryview(data)[sent:]
 
-    def push(self) -> None:
-        sent = self._try(self._unsent)
+    def send_unsent(self) -> None:
+        sent = self._send_without_blocking(self._unsent)
         del self._unsent[:sent]
 
-    def _try(self, data: bytes | bytearray) -> int:
+    def _send_without_blocking(self, data: bytes | bytearray) -> int:
         if self._socket is None:
             return len(data)
         try:
@@ -86,16 +86,16 @@ class LibraryProcess:
         except OSError:  # the process has ended; the zygote reports its end
             return len(data)
 
-    def receive(self, *, to_end: bool = False) -> tuple[list[ToAgent], bool]:
+    def receive_messages(self, *, to_end: bool = False) -> tuple[list[ToAgent], bool]:
         """Read the socket once, or until its end (`to_end`). Return the messages, and True if the socket is open.
-        Invalid bytes set `garbled`.
+        Invalid bytes set `invalid_bytes_reason`.
         """
         out: list[ToAgent] = []
-        if self._reader is None or self.garbled:
+        if self._reader is None or self.invalid_bytes_reason:
             return out, False
         try:
-            while self._reader.fill(block=False):
-                while (frame := self._reader.next()) is not None:
+            while self._reader.receive_bytes(block=False):
+                while (frame := self._reader.next_frame()) is not None:
                     out += _decode(frame).messages
                 if not to_end:
                     return out, True
@@ -104,49 +104,49 @@ class LibraryProcess:
         except OSError:
             pass
         except Exception as error:
-            self.garbled = str(error) or repr(error)
+            self.invalid_bytes_reason = str(error) or repr(error)
         return out, False
 
     # ---- its calls and pins
 
-    def running(self) -> list[tuple[CallId, float]]:
+    def running_calls(self) -> list[tuple[CallId, float]]:
         """Return the running calls, each with its run time in seconds. Reads twice, to ignore half-written records."""
-        first = {(run.call, run.start_ns) for run in self._records()}
+        first = {(run.call, run.start_ns) for run in self._read_call_records()}
         now = time.monotonic_ns()
-        second = self._records() if first else []
+        second = self._read_call_records() if first else []
         return [(CallId(run.call), (now - run.start_ns) / 1e9) for run in second if (run.call, run.start_ns) in first]
 
-    def ran(self) -> tuple[CallId, ...]:
-        return tuple(CallId(run.call) for run in self._records())
+    def recorded_calls(self) -> tuple[CallId, ...]:
+        return tuple(CallId(run.call) for run in self._read_call_records())
 
-    def recover_last_call_output(self) -> Printed | None:
+    def recover_last_call_output(self) -> OutputRange | None:
         """Return the output of the call that ran when the process ended; None unless exactly one call ran."""
-        ran = self._records()
+        ran = self._read_call_records()
         for run in ran:
-            if run.log_from != call_records.NOWHERE:
+            if run.log_offset != call_records.UNKNOWN_OFFSET:
                 call_records.recover_call_output(self.log, call_records.call_output_path(self.folder, run.slot))
-        if len(ran) != 1 or ran[0].log_from == call_records.NOWHERE:
+        if len(ran) != 1 or ran[0].log_offset == call_records.UNKNOWN_OFFSET:
             return None
         try:
             end = os.stat(self.log).st_size
         except OSError:
             return None
-        return Printed(self.log, start=min(ran[0].log_from, end), end=end)
+        return OutputRange(self.log, start=min(ran[0].log_offset, end), end=end)
 
-    def _records(self) -> list[call_records.Running]:
-        return call_records.running(self.folder / "running")
+    def _read_call_records(self) -> list[call_records.RunningCall]:
+        return call_records.read_running_calls(self.folder / "running")
 
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        for pin in (*self.pins, *self.arguments.values()):
+        for pin in (*self.object_pins, *self.argument_pins.values()):
             pin.release()
-        self.pins.clear()
-        self.arguments.clear()
+        self.object_pins.clear()
+        self.argument_pins.clear()
 
 
-Source = LibraryProcess | Zygote
+MessageSource = LibraryProcess | Zygote
 
 
 class AgentPoller:
@@ -154,25 +154,25 @@ class AgentPoller:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, MessageSource] = {}
         self._watched: dict[int, int] = {}
         self._batches: dict[LibraryProcess, list[Any]] = {}
 
-    def register(self, number: int) -> None:
+    def watch_descriptor(self, number: int) -> None:
         self._epoll.register(number, select.EPOLLIN)
 
-    def wait(self, timeout_s: float) -> list[tuple[int, int]]:
+    def wait_for_events(self, timeout_s: float) -> list[tuple[int, int]]:
         return self._epoll.poll(timeout_s)
 
-    def source(self, number: int) -> Source | None:
+    def watched_source(self, number: int) -> MessageSource | None:
         return self._sources.get(number)
 
-    def watch(self, source: Source) -> None:
+    def watch(self, source: MessageSource) -> None:
         """Poll `source` for input, and for output if it has unsent bytes."""
         number = source.fileno()
         if number < 0:
             return
-        what = select.EPOLLIN | (select.EPOLLOUT if source.unsent else 0)
+        what = select.EPOLLIN | (select.EPOLLOUT if source.has_unsent else 0)
         if number not in self._watched:
             self._epoll.register(number, what)
         elif self._watched[number] != what:
@@ -180,21 +180,21 @@ class AgentPoller:
         self._watched[number] = what
         self._sources[number] = source
 
-    def unwatch(self, source: Source) -> None:
+    def unwatch(self, source: MessageSource) -> None:
         """Stop polling `source`, before its socket is closed."""
         number = source.fileno()
         if self._sources.get(number) is source:
             self._epoll.unregister(number)
             del self._sources[number], self._watched[number]
 
-    def tell(self, library: LibraryProcess, message: Any) -> None:
+    def queue_message(self, library: LibraryProcess, message: Any) -> None:
         self._batches.setdefault(library, []).append(message)
 
-    def send_batched_messages(self) -> None:
+    def send_queued_messages(self) -> None:
         batches, self._batches = self._batches, {}
         for library, messages in batches.items():
-            library.send(messages)
-            if library.unsent:
+            library.send_messages(messages)
+            if library.has_unsent:
                 self.watch(library)
 
     def close(self) -> None:
@@ -203,8 +203,8 @@ class AgentPoller:
 
 # ---- zygotes
 
-_IDLE_S = 600.0
-_CLEANUP_LIMIT_S = 3.0 + LIMIT_S  # seconds that a zygote needs to end its libraries and their remaining processes
+_MAX_IDLE_S = 600.0
+_CLEANUP_LIMIT_S = 3.0 + TRACKER_LIMIT_S  # seconds that a zygote needs to end its libraries and their processes
 
 
 class Zygotes:
@@ -218,7 +218,7 @@ class Zygotes:
         self._used_at: dict[tuple[str, ...], float] = {}
         self._numbers = itertools.count()
 
-    def get(self, preload: tuple[str, ...]) -> tuple[Zygote, bool]:
+    def get_or_start(self, preload: tuple[str, ...]) -> tuple[Zygote, bool]:
         """Return the zygote for these modules, and True if it is new. Raises OSError."""
         key = tuple(dict.fromkeys(preload))
         self._used_at[key] = time.monotonic()
@@ -230,25 +230,25 @@ class Zygotes:
     def __iter__(self) -> Iterator[Zygote]:
         return iter(list(self._by_preload.values()))
 
-    def forget(self, zygote: Zygote) -> None:
+    def remove_zygote(self, zygote: Zygote) -> None:
         """Kill a zygote and the remaining processes of its libraries."""
         self._by_preload.pop(zygote.preload, None)
-        zygote.destroy()
-        processes.kill_stray_children({other.pid for other in self}, of_main=True)
+        zygote.kill_and_reap()
+        processes.kill_stray_children({other.pid for other in self}, of_main_thread=True)
 
-    def idle(self) -> list[Zygote]:
+    def long_idle_zygotes(self) -> list[Zygote]:
         """Return the zygotes that have preloaded modules, have no libraries, and were unused for 10 minutes."""
         now = time.monotonic()
-        return [z for z in self if not z.libraries and z.preload and now - self._used_at[z.preload] > _IDLE_S]
+        return [z for z in self if not z.libraries and z.preload and now - self._used_at[z.preload] > _MAX_IDLE_S]
 
     def close(self) -> None:
         here = list(self)
         for zygote in here:
             zygote.close()
         for zygote in here:
-            if zygote.ready:  # a zygote that still imports modules has no library
-                zygote.wait(_CLEANUP_LIMIT_S)
-            zygote.destroy()
+            if zygote.has_preloaded:  # a zygote that still imports modules has no library
+                zygote.wait_for_end(_CLEANUP_LIMIT_S)
+            zygote.kill_and_reap()
         self._by_preload.clear()
         processes.kill_stray_children(())
         processes.end_resource_trackers()

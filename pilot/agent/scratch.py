@@ -1,7 +1,7 @@
-"""The scratch folder of the pilot, and the batch system's process that started the pilot (`Parent`).
+"""The scratch folder of the pilot, and the batch system's process that started the pilot (`ParentProcess`).
 
 If HTCondor's starter or Slurm's slurmstepd is killed, the pilot keeps running on resources that another job may get.
-The kernel then gives the pilot another parent process, which `Parent` detects.
+The kernel then gives the pilot another parent process, which `ParentProcess` detects.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from stoker.pilot.starter import place
 _LOCK = "alive"
 
 
-def base_folder(given: str = "") -> Path:
+def base_folder(configured: str = "") -> Path:
     """Return the folder with this user's pilot folders and object cache on this host."""
     try:
-        first = place.scratch_path(given)
-        refuse_non_utf8_path(first, what="the scratch folder", advice=place.OTHER_SCRATCH)
-        return place.base_folder(given)
+        first = place.scratch_path(configured)
+        refuse_non_utf8_path(first, what="the scratch folder", advice=place.OTHER_SCRATCH_ADVICE)
+        return place.base_folder(configured)
     except place.StartError as error:
         raise SessionError(str(error)) from error
 
@@ -35,18 +35,18 @@ class Scratch:
     """The folder of one pilot, locked while the pilot runs."""
 
     def __init__(self, base: Path, *, pilot: str) -> None:
-        with (base / _LOCK).open("ab") as turn:  # until the new folder is locked, no other pilot may remove folders
-            locks.wait(turn.fileno())
-            sweep(base)
+        with (base / _LOCK).open("ab") as turn:  # other pilots must not remove the new folder before it is locked
+            locks.wait_for_lock(turn.fileno())
+            remove_folders_of_dead_pilots(base)
             self.path = base / f"pilot-{pilot}"
             self.path.mkdir(mode=0o700)
             # Keep the folder open, so that no new folder gets its inode number.
             self._pinned = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            locks.take(self._pinned)  # in case a cleanup job removes the file of the other lock
+            locks.try_lock(self._pinned)  # a second lock, because a cleanup job may remove the lock file
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-            locks.take(self._lock)
+            locks.try_lock(self._lock)
 
-    def fault(self) -> str:
+    def describe_fault(self) -> str:
         """Return why the folder is unusable, or ""."""
         try:
             same = os.path.samestat(self.path.stat(), os.fstat(self._pinned))
@@ -54,7 +54,7 @@ class Scratch:
             return f"its scratch folder {self.path} is gone: {error.strerror}"
         return "" if same else f"its scratch folder {self.path} was removed while it ran"
 
-    def library(self, number: int) -> Path:
+    def make_library_folder(self, number: int) -> Path:
         """Return the folder of a library; create it if missing. Raises OSError."""
         folder = self.path / f"lib-{number}"
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -62,13 +62,12 @@ class Scratch:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-        locks.forget(self.path)
+        locks.remove_holder_file(self.path)
         os.close(self._lock)
         os.close(self._pinned)
 
 
-def sweep(base: Path) -> None:
-    """Remove the folders of dead pilots."""
+def remove_folders_of_dead_pilots(base: Path) -> None:
     for folder in base.glob("pilot-*"):
         with suppress(OSError):
             try:
@@ -76,9 +75,9 @@ def sweep(base: Path) -> None:
             except FileNotFoundError:
                 lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                if locks.take(lock):
+                if locks.try_lock(lock):
                     shutil.rmtree(folder, ignore_errors=True)
-                    locks.forget(folder)
+                    locks.remove_holder_file(folder)
             finally:
                 os.close(lock)
 
@@ -88,22 +87,22 @@ def sweep(base: Path) -> None:
 _INIT = 1
 
 
-class Parent:
-    """The process that started the pilot. `watched`: True if the batch job ends with this process."""
+class ParentProcess:
+    """The process that started the pilot. `ends_with_parent`: True if the batch job ends with this process."""
 
-    def __init__(self, *, watched: bool) -> None:
+    def __init__(self, *, ends_with_parent: bool) -> None:
         self.pid = os.getppid()
-        self._watched = watched and self.pid > _INIT
-        self._name = _name_of(self.pid) if self._watched else ""
+        self._is_watched = ends_with_parent and self.pid > _INIT
+        self._name = _process_name(self.pid) if self._is_watched else ""
 
-    def fault(self) -> str:
+    def describe_fault(self) -> str:
         """Return a message if a watched parent has ended, or ""."""
-        if not self._watched or os.getppid() == self.pid:
+        if not self._is_watched or os.getppid() == self.pid:
             return ""
         return f"its parent, {self._name} (process {self.pid}), has ended, so its batch job has ended too"
 
 
-def _name_of(pid: int) -> str:
+def _process_name(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() or "a process"
     except OSError:

@@ -21,7 +21,7 @@ class _Command(msgspec.Struct, frozen=True, gc=False):
 
 
 # ---- messages
-class Tell(_Command, frozen=True, gc=False):
+class SendToManager(_Command, frozen=True, gc=False):
     """Send a message to the manager, and resend it until acknowledged."""
 
     message: FromPilot
@@ -51,7 +51,7 @@ class DropAcknowledgedFrames(_Command, frozen=True):
     sequence: int
 
 
-MessageToManager = Tell | SendHeartbeat | SendPieces | SendHello | DropAcknowledgedFrames
+MessageToManager = SendToManager | SendHeartbeat | SendPieces | SendHello | DropAcknowledgedFrames
 
 
 class SendToLibrary(_Command, frozen=True, gc=False):
@@ -60,7 +60,7 @@ class SendToLibrary(_Command, frozen=True, gc=False):
 
 
 # ---- processes
-class Prepare(_Command, frozen=True):
+class PrepareLibrary(_Command, frozen=True):
     """Create a library's folder. `LibraryPrepared` reports the result."""
 
     ordered: StartLibrary
@@ -93,8 +93,8 @@ class RemoveLibrary(_Command, frozen=True):
     ran: Sequence[CallId]
 
 
-class Observe(_Command, frozen=True):
-    """Read the running calls and the memory of a library now. `Observed` reports the values."""
+class ObserveLibrary(_Command, frozen=True):
+    """Read a library's running calls and memory use now. `LibrariesObserved` reports them to the core."""
 
     library: LibraryId
 
@@ -109,13 +109,13 @@ class InspectOffer(_Command, frozen=True):
 
 # ---- objects
 class PinObjects(_Command, frozen=True):
-    """Pin the objects that are in the cache. `Pinned` reports the result."""
+    """Pin the objects that are in the cache. `ObjectsPinned` reports the result."""
 
     library: LibraryId
     objects: Sequence[ObjectRef]
 
 
-class Expect(_Command, frozen=True):
+class AnnounceFetch(_Command, frozen=True):
     """Serve the pieces of an object to other pilots while this pilot fetches the object."""
 
     name: str
@@ -163,8 +163,8 @@ class OfferSnapshot(_Command, frozen=True):
 
 
 # ---- devices, timers, exit and log
-class Probe(_Command, frozen=True):
-    """Probe a device. `Probed` reports the verdict."""
+class ProbeDevice(_Command, frozen=True):
+    """Probe a device. `DeviceProbed` reports the verdict."""
 
     device: DeviceId
 
@@ -176,7 +176,7 @@ class SetTimer(_Command, frozen=True):
     key: str
 
 
-class Leave(_Command, frozen=True):
+class ExitPilot(_Command, frozen=True):
     """Send the last messages and exit."""
 
 
@@ -192,7 +192,7 @@ class WriteLog(_Command, frozen=True):
 
 
 Command = (
-    MessageToManager | SendToLibrary | Prepare | StartProcess | KillProcess | KillZygote | RemoveLibrary | Observe |
-    InspectOffer | PinObjects | Expect | StartFetch | StopFetch | RemoveEvictedSnapshots | FetchArguments |
-    ReleaseArguments | UploadResults | OfferSnapshot | Probe | SetTimer | Leave | WriteLog
+    MessageToManager | SendToLibrary | PrepareLibrary | StartProcess | KillProcess | KillZygote | RemoveLibrary |
+    ObserveLibrary | InspectOffer | PinObjects | AnnounceFetch | StartFetch | StopFetch | RemoveEvictedSnapshots |
+    FetchArguments | ReleaseArguments | UploadResults | OfferSnapshot | ProbeDevice | SetTimer | ExitPilot | WriteLog
 )  # fmt: skip

@@ -9,10 +9,10 @@ import msgspec
 
 from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
 from stoker.protocol.blocks import LossReason
-from stoker.protocol.calls import CallEnd, Failure, Printed
+from stoker.protocol.calls import CallEnd, Failure, OutputRange
 from stoker.protocol.ids import CallId, DeviceId, LibraryId, PilotId
 from stoker.protocol.to_agent import ToAgent
-from stoker.protocol.to_manager import SnapshotHere
+from stoker.protocol.to_manager import SnapshotWritten
 from stoker.protocol.to_pilot import RunCalls, ToPilot
 
 
@@ -28,52 +28,52 @@ class ProbeVerdict(enum.Enum):
 
 class DeviceHealth:
     def __init__(self) -> None:
-        self.known = False  # True after a usable answer of a probe or the driver
+        self.is_known = False  # True after a usable answer of a probe or the driver
         self._failed = 0
         self._sound_probes = 0
         self._is_permanent = False
-        self._found = ""  # the fault that a probe found or that the driver reported
+        self._found_fault = ""  # the fault that a probe found or that the driver reported
         self._silence = ""  # why the driver does not answer; empty if it answers
 
     @property
     def fault(self) -> str:
         """Why no context should load on the device; empty if the device is sound."""
-        return self._found or self._silence
+        return self._found_fault or self._silence
 
     @property
-    def suspected(self) -> bool:
+    def is_suspected(self) -> bool:
         """True if the device has failed one probe and is probed again soon."""
         return self._failed == 1
 
-    def heard(self, answer: ProbeVerdict, said: str) -> bool:
+    def record_verdict(self, answer: ProbeVerdict, said: str) -> bool:
         """Record the answer of a probe. Return True if the fault has changed."""
         before = self.fault
         if answer is ProbeVerdict.SOUND:
             self._failed = 0
             self._sound_probes += 1
             if self._sound_probes >= 2 and not self._is_permanent:
-                self._found = ""
+                self._found_fault = ""
         elif answer is not ProbeVerdict.UNKNOWN:
             self._sound_probes = 0
             self._failed += 1
             if self._failed < 2:
                 return False
             self._is_permanent |= answer is ProbeVerdict.WRONG
-            self._found = self._found or f"{said}, twice"
-        self.known = True
+            self._found_fault = self._found_fault or f"{said}, twice"
+        self.is_known = True
         return self.fault != before
 
-    def reported(self, reason: str) -> bool:
+    def record_driver_fault(self, reason: str) -> bool:
         """Record a fault that the driver reports. Return True if the fault has changed."""
         before = self.fault
-        self.known = self._is_permanent = True
-        self._found = self._found or reason
+        self.is_known = self._is_permanent = True
+        self._found_fault = self._found_fault or reason
         return self.fault != before
 
-    def silent(self, reason: str) -> bool:
+    def record_silence(self, reason: str) -> bool:
         """Record why the driver does not answer (empty: it answers). Return True if the fault has changed."""
         before = self.fault
-        self.known |= bool(reason)
+        self.is_known |= bool(reason)
         self._silence = reason
         return self.fault != before
 
@@ -155,7 +155,7 @@ class ProcessEnded(_Event, frozen=True):
     is_pilots_fault: bool = False
     verdict: Failure | None = None
     shortage: MemoryShortage | None = None
-    printed: Printed | None = None
+    printed: OutputRange | None = None
 
 
 class FromLibrary(_Event, frozen=True, gc=False):
@@ -189,8 +189,8 @@ class Observation(msgspec.Struct, frozen=True):
     over_limit_bytes: int = 0
 
 
-class Observed(_Event, frozen=True):
-    """Observations of libraries, every `limits.EVERY_S` seconds and after the command `Observe`."""
+class LibrariesObserved(_Event, frozen=True):
+    """Observations of libraries, every `limits.OBSERVATION_INTERVAL_S` seconds and after `ObserveLibrary`."""
 
     libraries: Sequence[Observation]
 
@@ -235,7 +235,7 @@ class FetchFailure(msgspec.Struct, frozen=True):
     in_use_bytes: Mapping[LibraryId, int] = {}
 
 
-class Pinned(_Event, frozen=True):
+class ObjectsPinned(_Event, frozen=True):
     library: LibraryId
     paths: Mapping[str, str]
     failed: FetchFailure | None = None
@@ -285,13 +285,13 @@ class ResultsUploaded(_Event, frozen=True):
 class SnapshotTaken(_Event, frozen=True):
     """The snapshot of a context is in the cache."""
 
-    here: SnapshotHere
+    here: SnapshotWritten
 
 
 # ---- devices
 class DevicesMeasured(_Event, frozen=True):
-    """`used`: bytes of each library per device; `taken`: bytes in use per device by all processes (-1 = unknown); `at`:
-    time of the measurement.
+    """Measured device memory. `used`: bytes per library and device; `taken`: bytes that all processes use on each
+    device (-1 = unknown); `at`: time of the measurement.
     """
 
     used: Mapping[LibraryId, Mapping[DeviceId, int]]
@@ -299,7 +299,7 @@ class DevicesMeasured(_Event, frozen=True):
     at: Mapping[DeviceId, float]
 
 
-class Probed(_Event, frozen=True):
+class DeviceProbed(_Event, frozen=True):
     device: DeviceId
     answer: ProbeVerdict
     said: str = ""
@@ -359,8 +359,8 @@ class Farewell(_Event, frozen=True):
 
 Event = (
     FromManager | HelloDue | ManagerAway | LibraryPrepared | ProcessMade | ProcessEnded | FromLibrary
-    | LibraryBytesInvalid | LibrarySocketClosed | DevicesWanted | Observed | WasSuspended | OfferInspected
-    | UsageMeasured | Pinned | ObjectArrived | SourceFailed | ObjectLost | CacheListed | ArgumentsFetched
-    | ResultsUploaded | SnapshotTaken | DevicesMeasured | Probed | DriverReported | DeviceAway | WalltimeKnown
+    | LibraryBytesInvalid | LibrarySocketClosed | DevicesWanted | LibrariesObserved | WasSuspended | OfferInspected
+    | UsageMeasured | ObjectsPinned | ObjectArrived | SourceFailed | ObjectLost | CacheListed | ArgumentsFetched
+    | ResultsUploaded | SnapshotTaken | DevicesMeasured | DeviceProbed | DriverReported | DeviceAway | WalltimeKnown
     | SignalReceived | ResourceLost | TaskVineEnded | TimerFired | Tick | Farewell
 )  # fmt: skip

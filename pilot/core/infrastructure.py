@@ -50,7 +50,7 @@ _RUST = "std::io::Error's Display: safetensors, tokenizers"
 _TORCH_FILES = "PyTorch, torch/csrc/serialization.cpp"
 _HDF5 = "HDF5, H5FDsec2.c, `errno = %d, error message = `: h5py"
 
-ROWS: tuple[Symptom, ...] = (
+SYMPTOMS: tuple[Symptom, ...] = (
     # ---- devices, with unambiguous errors
     Symptom(_RUNTIME, "the device met a memory error that it cannot correct", _CUDA + ", 214",
             text=r"uncorrectable ECC error|ECC_UNCORRECTABLE", probed=True),
@@ -112,11 +112,11 @@ ROWS: tuple[Symptom, ...] = (
             " every error of open(2)", text=r"^No such file or directory: ", proof=Proof.FILE_IS_THERE),
 )  # fmt: skip
 
-_TEXTS = {row.text: re.compile(row.text, re.IGNORECASE | re.DOTALL) for row in ROWS if row.text}
+_TEXTS = {row.text: re.compile(row.text, re.IGNORECASE | re.DOTALL) for row in SYMPTOMS if row.text}
 
 
-def matching(types: Collection[str], *, number: int, text: str, names_file: bool) -> Iterator[Symptom]:
-    for row in ROWS:
+def matching_symptoms(types: Collection[str], *, number: int, text: str, names_file: bool) -> Iterator[Symptom]:
+    for row in SYMPTOMS:
         if (
             any(each in types for each in row.types)
             and row.number in (0, number)
@@ -127,36 +127,36 @@ def matching(types: Collection[str], *, number: int, text: str, names_file: bool
 
 
 # ---- disks
-_NO_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_UNWRITABLE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 def is_unwritable_disk_error(error: BaseException | None) -> bool:
     """Return True if the error means a full disk, an exceeded quota, or a read-only file system."""
-    return isinstance(error, OSError) and error.errno in _NO_WRITES
+    return isinstance(error, OSError) and error.errno in _UNWRITABLE_ERRNOS
 
 
 # ---- exit codes
 SOCKET_LOST = 117  # code in the library closed the library's socket
-FOLDER_GONE = 116  # the pilot lost its scratch folder, which is not the call's fault
+SCRATCH_FOLDER_GONE = 116  # the pilot lost its scratch folder, which is not the call's fault
 NO_DESCRIPTORS = 115  # the calls left too many files open
 OTHER_MODULES = 113  # a library without a context received a function that needs other versions of loaded modules
-RUINED = 114  # a call damaged the interpreter or its limits permanently
-NOT_SETTLED = 118  # the library could not open its log or its folder
+INTERPRETER_DAMAGED = 114  # a call damaged the interpreter or its limits permanently
+SETUP_FAILED = 118  # the library could not open its log or its folder
 DEVICE_FAILED = 119  # a device failed during a call, so the process of the library can no longer use devices
 NODE_FAILED = 120  # several calls in a row failed because of a fault of the node
-NOT_CLEARED = 121  # the library could not remove data of a call
+CLEANUP_FAILED = 121  # the library could not remove data of a call
 
-OF_ITS_PILOT = frozenset({FOLDER_GONE, NOT_SETTLED, DEVICE_FAILED, NODE_FAILED})  # faults of pilots, not of contexts
-OF_THE_INFRASTRUCTURE = frozenset({DEVICE_FAILED, NODE_FAILED})  # faults that the calls did not cause
+PILOT_FAULT_CODES = frozenset({SCRATCH_FOLDER_GONE, SETUP_FAILED, DEVICE_FAILED, NODE_FAILED})  # not of contexts
+NODE_FAULT_CODES = frozenset({DEVICE_FAILED, NODE_FAILED})  # faults that the calls did not cause
 
-SAID_BY_CODE = {
+EXIT_CODE_TEXTS = {
     SOCKET_LOST: "lost its connection to the pilot: user code closes files that it did not open",
-    FOLDER_GONE: "found that its pilot's scratch folder is gone",
+    SCRATCH_FOLDER_GONE: "found that its pilot's scratch folder is gone",
     NO_DESCRIPTORS: "had almost no free file descriptors: its calls leave files open",
     OTHER_MODULES: "received a function that needs other versions of loaded modules",
-    RUINED: "can run no more calls: a call emptied sys.modules, or lowered a limit permanently",
-    NOT_SETTLED: "could not open its log {log} or its folder; is that disk full?",
+    INTERPRETER_DAMAGED: "can run no more calls: a call emptied sys.modules, or lowered a limit permanently",
+    SETUP_FAILED: "could not open its log {log} or its folder; is that disk full?",
     DEVICE_FAILED: "ended because its device failed",
-    NOT_CLEARED: "could not remove the files of a call; its log says why",
+    CLEANUP_FAILED: "could not remove the files of a call; its log says why",
     NODE_FAILED: "ended: its calls keep failing because of a fault of the node",
 }

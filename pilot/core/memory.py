@@ -14,14 +14,14 @@ import msgspec
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.recipe import Needs
 from stoker.pilot.core.commands import SendToLibrary, SetTimer, Severity
-from stoker.pilot.core.state import SLEEPS, CoreState, PilotLibrary, Stage
+from stoker.pilot.core.state import SLEEP_STAGES, CoreState, PilotLibrary, Stage
 from stoker.protocol.ids import DeviceId, LibraryId
 from stoker.protocol.to_agent import Resized
 from stoker.protocol.to_library import Resize
 from stoker.protocol.to_manager import DeviceFacts, LibraryResized
 
 # ---- claims
-PROSPECT_S = 1.0  # seconds that a claim waits for an order that frees memory
+CLAIM_CHECK_INTERVAL_S = 1.0  # seconds that a claim waits for an order that frees memory
 
 
 def has_declared_device_memory(state: CoreState, library: PilotLibrary) -> bool:
@@ -42,7 +42,7 @@ def claim_memory(state: CoreState, library: PilotLibrary, memory_bytes: int) -> 
 
 
 def schedule_memory_claim_check(state: CoreState, library: PilotLibrary) -> None:
-    state.out.append(SetTimer(state.now + PROSPECT_S, f"memory/{library.number}"))
+    state.commands.append(SetTimer(state.now + CLAIM_CHECK_INTERVAL_S, f"memory/{library.number}"))
 
 
 def reserve_claimed_memory(state: CoreState) -> list[tuple[PilotLibrary, int]]:
@@ -58,28 +58,30 @@ def release_memory(state: CoreState, library: PilotLibrary) -> None:
     state.claims.pop(library.number, None)
     state.ledger.release(library.number)
     state.host_claims.pop(library.number, None)
-    state.host.release(library.number)
+    state.host_memory.release(library.number)
 
 
-def budget_bytes(state: CoreState, library: PilotLibrary) -> int:
+def planned_bytes(state: CoreState, library: PilotLibrary) -> int:
     """Return the bytes that a library holds, or will hold, on each of its devices."""
     if not library.has_process:
         return library.ordered.device_memory_bytes
-    return state.claims.get(library.number, state.ledger.held(library.number))
+    return state.claims.get(library.number, state.ledger.reserved_bytes(library.number))
 
 
-def has_room(state: CoreState, library: PilotLibrary, memory_bytes: int, *, leaving: Collection[LibraryId]) -> bool:
-    """Return True if a library can grow to `memory_bytes` as soon as the libraries `leaving` have ended."""
-    more = memory_bytes - state.ledger.held(library.number)
+def can_grow_to(state: CoreState, library: PilotLibrary, memory_bytes: int, *, ending: Collection[LibraryId]) -> bool:
+    """Return True if a library can grow to `memory_bytes` as soon as the libraries `ending` have ended."""
+    more = memory_bytes - state.ledger.reserved_bytes(library.number)
     if more <= 0:
         return True
-    if not leaving:
-        return not state.ledger.why_not(library.devices, more)
+    if not ending:
+        return not state.ledger.explain_shortage(library.devices, more)
     here = [{other.number for other in _libraries_on(state, device)} for device in library.devices]
     if any(state.claims.keys() & numbers for numbers in here):
         return False
-    coming = (sum(map(state.ledger.held, numbers.intersection(leaving))) for numbers in here)
-    return all(more <= state.ledger.free(device) + size for device, size in zip(library.devices, coming, strict=True))
+    coming = (sum(map(state.ledger.reserved_bytes, numbers.intersection(ending))) for numbers in here)
+    return all(
+        more <= state.ledger.free_bytes(device) + size for device, size in zip(library.devices, coming, strict=True)
+    )
 
 
 def explain_hopeless_claim(state: CoreState, library: PilotLibrary) -> str:
@@ -87,11 +89,11 @@ def explain_hopeless_claim(state: CoreState, library: PilotLibrary) -> str:
     wanted = state.claims.get(library.number)
     if wanted is None:
         return ""
-    more = wanted - state.ledger.held(library.number)
+    more = wanted - state.ledger.reserved_bytes(library.number)
     for device in library.devices:
-        if device_bytes_being_freed(state, device) + state.ledger.free(device) < more:
-            return state.ledger.why_not((device,), more)
-        staying = [other for other in _libraries_on(state, device) if not other.told_to_end]
+        if device_bytes_being_freed(state, device) + state.ledger.free_bytes(device) < more:
+            return state.ledger.explain_shortage((device,), more)
+        staying = [other for other in _libraries_on(state, device) if not other.must_end]
         if not library.has_process and _is_process_limit_reached(state, device, staying):
             return f"{device} accepts {state.devices[device].processes} process at a time, and another process uses it"
     return ""
@@ -99,7 +101,7 @@ def explain_hopeless_claim(state: CoreState, library: PilotLibrary) -> str:
 
 def _reserve_if_free(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
     ledger, number = state.ledger, library.number
-    if ledger.why_not(library.devices, max(0, memory_bytes - ledger.held(number))):
+    if ledger.explain_shortage(library.devices, max(0, memory_bytes - ledger.reserved_bytes(number))):
         return False
     if library.has_process:
         ledger.resize(number, memory_bytes=memory_bytes)
@@ -122,11 +124,11 @@ def _libraries_on(state: CoreState, device: DeviceId) -> list[PilotLibrary]:
 def device_bytes_being_freed(state: CoreState, device: DeviceId) -> int:
     coming = 0
     for library in _libraries_on(state, device):
-        held = state.ledger.held(library.number)
-        if library.told_to_end:
+        held = state.ledger.reserved_bytes(library.number)
+        if library.must_end:
             coming += held
-        elif library.resizes:
-            coming += max(0, held - library.resizes[-1])
+        elif library.unconfirmed_sizes:
+            coming += max(0, held - library.unconfirmed_sizes[-1])
         elif library.stage is Stage.SLEEPING:
             coming += max(0, held - library.asleep_bytes)
     return coming
@@ -138,14 +140,14 @@ def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
     library = state.libraries.get(number)
     if library is None:
         return
-    why_not = state.ledger.why_never(library.devices, size)
+    why_not = state.ledger.explain_impossible_size(library.devices, size)
     if not library.has_process:
         why_not = "it has not begun to load"
-    elif library.stage in SLEEPS:
+    elif library.stage in SLEEP_STAGES:
         why_not = f"it is {library.stage.value}"
     if why_not:
         refuse_resize(state, library, why_not, ordered_bytes=size)
-    elif size <= state.ledger.held(number):
+    elif size <= state.ledger.reserved_bytes(number):
         state.claims.pop(number, None)
         send_resize_order(state, library, size)
     elif claim_memory(state, library, size):
@@ -153,19 +155,19 @@ def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
 
 
 def send_resize_order(state: CoreState, library: PilotLibrary, size: int) -> None:
-    library.resizes.append(size)
-    library.is_settled = True
-    state.out.append(SendToLibrary(library.number, Resize(device_memory_bytes=size)))
+    library.unconfirmed_sizes.append(size)
+    library.has_measured_size = True
+    state.commands.append(SendToLibrary(library.number, Resize(device_memory_bytes=size)))
 
 
 def refuse_resize(state: CoreState, library: PilotLibrary, why: str, *, ordered_bytes: int) -> None:
     state.claims.pop(library.number, None)
-    state.log(f"lib-{library.number} is not resized: {why}", Severity.WARNING)
+    state.write_log(f"lib-{library.number} is not resized: {why}", Severity.WARNING)
     report_unchanged_size(state, library, ordered_bytes=ordered_bytes)
 
 
 def report_unchanged_size(state: CoreState, library: PilotLibrary, *, ordered_bytes: int) -> None:
-    state.tell(LibraryResized(library.number, budget_bytes(state, library), ordered_bytes=ordered_bytes))
+    state.tell_manager(LibraryResized(library.number, planned_bytes(state, library), ordered_bytes=ordered_bytes))
 
 
 def record_library_resize(state: CoreState, library: PilotLibrary, message: Resized) -> None:
@@ -174,13 +176,15 @@ def record_library_resize(state: CoreState, library: PilotLibrary, message: Resi
     Memory for later orders stays reserved, because the library may shrink and grow again without a claim.
     """
     size = message.device_memory_bytes
-    ordered = library.resizes.pop(0) if library.resizes else size
+    ordered = library.unconfirmed_sizes.pop(0) if library.unconfirmed_sizes else size
     try:
         if size >= 0:
-            state.ledger.resize(library.number, memory_bytes=max([size, *library.resizes]))
+            state.ledger.resize(library.number, memory_bytes=max([size, *library.unconfirmed_sizes]))
     except ValueError as error:
-        state.log(f"lib-{library.number}: {error}", Severity.WARNING)
-    state.tell(LibraryResized(library.number, state.ledger.held(library.number), ordered_bytes=ordered))
+        state.write_log(f"lib-{library.number}: {error}", Severity.WARNING)
+    state.tell_manager(
+        LibraryResized(library.number, state.ledger.reserved_bytes(library.number), ordered_bytes=ordered)
+    )
 
 
 # ---- declared memory
@@ -229,5 +233,5 @@ def replace_guessed_reservation(state: CoreState, library: PilotLibrary) -> None
     took = library.resident_bytes // len(devices) if on_host else library.device_bytes
     if not took or (not on_host and devices[0].processes == 1):
         return
-    room = min(state.ledger.free(device.device) for device in devices) + state.ledger.held(number)
+    room = min(state.ledger.free_bytes(device.device) for device in devices) + state.ledger.reserved_bytes(number)
     state.ledger.resize(number, memory_bytes=min(took, room))

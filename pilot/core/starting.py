@@ -5,8 +5,8 @@ from __future__ import annotations
 from stoker.contexts.recipe import Awareness
 from stoker.contexts.step_times import StepTimes
 from stoker.pilot.core import lifecycle, memory, objects, running, sleeping
-from stoker.pilot.core.commands import PinObjects, Prepare, SetTimer, Severity, StartProcess
-from stoker.pilot.core.events import FetchFailure, LibraryPrepared, ObjectArrived, Pinned, ProcessEnded
+from stoker.pilot.core.commands import PinObjects, PrepareLibrary, SetTimer, Severity, StartProcess
+from stoker.pilot.core.events import FetchFailure, LibraryPrepared, ObjectArrived, ObjectsPinned, ProcessEnded
 from stoker.pilot.core.running import make_load_failure
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.protocol.calls import Failure, FailureKind
@@ -17,20 +17,20 @@ from stoker.units import show_bytes
 
 # ---- step times of engines
 def learn_step_times(state: CoreState, library: PilotLibrary, times: StepTimes | None) -> None:
-    if times is None or not times.samples or not times.is_sound():
+    if times is None or not times.sample_count or not times.has_plausible_numbers():
         return
-    key = _key(state, library)
+    key = _step_times_key(state, library)
     known = state.step_times.get(key)
-    state.step_times[key] = times if known is None else known.joined(times)
+    state.step_times[key] = times if known is None else known.joined_with(times)
 
 
 def known_step_times(state: CoreState, library: PilotLibrary) -> StepTimes | None:
     """Return the measured step times of a library's engine; None until prefill and decode are both measured."""
-    times = state.step_times.get(_key(state, library))
+    times = state.step_times.get(_step_times_key(state, library))
     return times if times is not None and times.prefill and times.decode else None
 
 
-def _key(state: CoreState, library: PilotLibrary) -> tuple[str, str]:
+def _step_times_key(state: CoreState, library: PilotLibrary) -> tuple[str, str]:
     return library.recipe.key, state.devices_of(library)[0].kind
 
 
@@ -38,25 +38,25 @@ def _key(state: CoreState, library: PilotLibrary) -> tuple[str, str]:
 def start_library(state: CoreState, message: StartLibrary) -> None:
     number = message.library
     state.last_library = max(state.last_library, number)
-    if number in state.libraries or number in state.gone:
+    if number in state.libraries or number in state.ended_libraries:
         return  # a repeated order
     reason = f"the pilot is leaving: {state.leaving}" if state.leaving else ""
-    reason = reason or state.ledger.why_never(message.devices, message.device_memory_bytes)
+    reason = reason or state.ledger.explain_impossible_size(message.devices, message.device_memory_bytes)
     if reason:
-        state.log(f"lib-{number} refused: {reason}", Severity.WARNING)
+        state.write_log(f"lib-{number} refused: {reason}", Severity.WARNING)
         failure = Failure(kind=FailureKind.CONTEXT, message=reason, pilot=state.facts.pilot, library=number)
-        state.tell(LibraryGone(library=number, failure=None if state.leaving else failure, loading=True))
+        state.tell_manager(LibraryGone(library=number, failure=None if state.leaving else failure, loading=True))
         return
     library = state.libraries[number] = PilotLibrary(message, state.now)
-    if _key(state, library) not in state.step_times:  # otherwise this pilot has newer measurements
+    if _step_times_key(state, library) not in state.step_times:  # otherwise this pilot has newer measurements
         learn_step_times(state, library, message.steps)
     objects.plan_objects(state, library)
-    state.out.append(Prepare(message))
+    state.commands.append(PrepareLibrary(message))
 
 
-def on_library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrepared) -> None:
+def check_node_and_fetch_objects(state: CoreState, library: PilotLibrary, event: LibraryPrepared) -> None:
     """Check this node against the needs of a library, then fetch the library's objects."""
-    if library.stage is not Stage.FETCHING or library.missing or library.awaits_forms:
+    if library.stage is not Stage.FETCHING or library.missing_objects or library.awaits_snapshots:
         return  # a repeated event
     recipe, facts = library.recipe, state.facts
     advice = "free disk space there, or set [pilot] scratch to another disk"
@@ -68,7 +68,7 @@ def on_library_prepared(state: CoreState, library: PilotLibrary, event: LibraryP
     needed = recipe.needs.disk_bytes
     lacks_disk = event.free_disk_bytes < needed
     if lacks_disk or (recipe.objects and not from_sources) or library.ordered.snapshots:
-        state.tell(LibraryUpdate(library=library.number, phase=LibraryPhase.FETCHING))
+        state.tell_manager(LibraryUpdate(library=library.number, phase=LibraryPhase.FETCHING))
     if lacks_disk:
         what = (
             f"{facts.pilot} has {show_bytes(event.free_disk_bytes)} free on its scratch disk, and {recipe.name} needs "
@@ -79,7 +79,7 @@ def on_library_prepared(state: CoreState, library: PilotLibrary, event: LibraryP
     ordered = library.ordered
     if ordered.snapshot_wait_s > 0:
         here = frozenset(event.snapshots_here)
-        library.forms = {ref.name: form for form, ref in ordered.snapshots.items() if form not in here}
+        library.snapshot_forms = {ref.name: form for form, ref in ordered.snapshots.items() if form not in here}
     if recipe.objects and not from_sources:
         sizes, bound = {ref.name: ref.size_bytes for ref in recipe.objects}, facts.cache_bound_bytes
         size = sum(sizes.values())
@@ -88,8 +88,8 @@ def on_library_prepared(state: CoreState, library: PilotLibrary, event: LibraryP
             why += " [pilot] cache_size (--cache-size)"
             fail_start(state, library, FetchFailure(why, is_pilots_fault=True))
             return
-        library.missing = set(sizes)
-        state.out.append(PinObjects(library.number, recipe.objects))
+        library.missing_objects = set(sizes)
+        state.commands.append(PinObjects(library.number, recipe.objects))
     elif event.changed:
         why = f"{event.changed} has changed since the recipe was made; make the recipe again"
         fail_start(state, library, FetchFailure(why))
@@ -98,7 +98,7 @@ def on_library_prepared(state: CoreState, library: PilotLibrary, event: LibraryP
         _pin_snapshots_or_start(state, library)
 
 
-def on_objects_pinned(state: CoreState, library: PilotLibrary, event: Pinned) -> None:
+def continue_with_pinned_objects(state: CoreState, library: PilotLibrary, event: ObjectsPinned) -> None:
     if library.stage is not Stage.FETCHING:
         return
     if event.failed is not None:
@@ -107,23 +107,23 @@ def on_objects_pinned(state: CoreState, library: PilotLibrary, event: Pinned) ->
     library.paths.update(event.paths)
     objects.report_cached_objects(state, event.paths)
     library.has_pins |= bool(event.paths)
-    library.missing -= event.paths.keys()
+    library.missing_objects -= event.paths.keys()
     refs = {ref.name: ref for ref in (*library.recipe.objects, *library.ordered.snapshots.values())}
-    objects.request_objects(state, library, [ref for name, ref in refs.items() if name in library.missing])
-    if not library.missing:
-        (_start if library.awaits_forms else _pin_snapshots_or_start)(state, library)
+    objects.request_objects(state, library, [ref for name, ref in refs.items() if name in library.missing_objects])
+    if not library.missing_objects:
+        (_claim_memory_and_start if library.awaits_snapshots else _pin_snapshots_or_start)(state, library)
 
 
-def object_arrived(state: CoreState, event: ObjectArrived) -> None:
+def pin_arrived_object(state: CoreState, event: ObjectArrived) -> None:
     """Pin an object that has arrived, for each library that waits for it."""
     found = objects.report_arrival(state, event)
     sources = f"{event.origin_bytes} bytes from its origin, {event.peer_bytes} from peers"
-    state.log(f"{event.name} arrived: {sources}, {event.seconds:.2f} s")
+    state.write_log(f"{event.name} arrived: {sources}, {event.seconds:.2f} s")
     if found is not None:
-        state.out += [PinObjects(number, (found.ref,)) for number in found.libraries if number in state.libraries]
+        state.commands += [PinObjects(number, (found.ref,)) for number in found.libraries if number in state.libraries]
 
 
-def on_object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
+def handle_lost_object(state: CoreState, name: str, lack: FetchFailure) -> None:
     """Fail the libraries that wait for an object without a source. If the object is a snapshot, start them
     without it.
     """
@@ -136,67 +136,69 @@ def on_object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
 
 def handle_missing_objects(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
     """Start a library without its missing snapshots. If other objects are missing, fail the library."""
-    if library.awaits_forms:
+    if library.awaits_snapshots:
         _start_without_snapshots(state, library, lack.reason)
     else:
         fail_start(state, library, lack)
 
 
 def stop_waiting_for_snapshots(state: CoreState, library: PilotLibrary) -> None:
-    if library.stage is Stage.FETCHING and library.awaits_forms:
+    if library.stage is Stage.FETCHING and library.awaits_snapshots:
         _start_without_snapshots(state, library, f"no snapshot arrived within {library.ordered.snapshot_wait_s:.1f} s")
 
 
 def fail_start(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
     library.cache_lacks_bytes = lack.in_use_bytes.get(library.number, 0)
-    _end(state, library, make_load_failure(state, library, lack.reason, is_pilots_fault=lack.is_pilots_fault))
+    _end_with_failure(
+        state, library, make_load_failure(state, library, lack.reason, is_pilots_fault=lack.is_pilots_fault)
+    )
 
 
 def refuse_start(state: CoreState, library: PilotLibrary, what: str) -> None:
     """End a library that cannot start on this pilot. The manager loads its context elsewhere."""
-    _end(state, library, Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number))
+    _end_with_failure(state, library, Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number))
 
 
-def _end(state: CoreState, library: PilotLibrary, failure: Failure) -> None:
-    running.blame(library, failure)
+def _end_with_failure(state: CoreState, library: PilotLibrary, failure: Failure) -> None:
+    running.set_end_cause(library, failure)
     lifecycle.release_ended_library(state, library, ProcessEnded(library.number))
 
 
 def _pin_snapshots_or_start(state: CoreState, library: PilotLibrary) -> None:
-    library.awaits_forms = True
-    if not library.forms:
-        _start(state, library)
+    library.awaits_snapshots = True
+    if not library.snapshot_forms:
+        _claim_memory_and_start(state, library)
         return
-    library.missing = set(library.forms)
-    refs = tuple(ref for ref in library.ordered.snapshots.values() if ref.name in library.forms)
-    state.out.append(PinObjects(library.number, refs))
-    state.out.append(SetTimer(state.now + library.ordered.snapshot_wait_s, f"snapshots/{library.number}"))
+    library.missing_objects = set(library.snapshot_forms)
+    refs = tuple(ref for ref in library.ordered.snapshots.values() if ref.name in library.snapshot_forms)
+    state.commands.append(PinObjects(library.number, refs))
+    state.commands.append(SetTimer(state.now + library.ordered.snapshot_wait_s, f"snapshots/{library.number}"))
 
 
 def _start_without_snapshots(state: CoreState, library: PilotLibrary, why: str) -> None:
-    state.log(f"lib-{library.number} loads without a snapshot: {why}")
+    state.write_log(f"lib-{library.number} loads without a snapshot: {why}")
     objects.remove_library_from_wants(state, library)
-    for name in library.forms:
+    for name in library.snapshot_forms:
         library.paths.pop(name, None)
-    _start(state, library)
+    _claim_memory_and_start(state, library)
 
 
-def _start(state: CoreState, library: PilotLibrary) -> None:
+def _claim_memory_and_start(state: CoreState, library: PilotLibrary) -> None:
     library.fetched_at = state.now
     if memory.claim_memory(state, library, library.ordered.device_memory_bytes):
         start_process(state, library)
         return
-    lifecycle.move_to(library, Stage.WAITING)
-    state.tell(LibraryUpdate(library=library.number, phase=LibraryPhase.WAITING))
+    lifecycle.change_stage(library, Stage.WAITING)
+    state.tell_manager(LibraryUpdate(library=library.number, phase=LibraryPhase.WAITING))
 
 
 def start_process(state: CoreState, library: PilotLibrary) -> None:
-    lifecycle.move_to(library, Stage.STARTING)
+    lifecycle.change_stage(library, Stage.STARTING)
     library.started_at = state.now
-    state.tell(LibraryUpdate(library=library.number, phase=LibraryPhase.STARTING))
-    paths = {library.forms.get(name, name): path for name, path in library.paths.items()}
+    state.tell_manager(LibraryUpdate(library=library.number, phase=LibraryPhase.STARTING))
+    paths = {library.snapshot_forms.get(name, name): path for name, path in library.paths.items()}
     budget_bytes = library.ordered.device_memory_bytes if memory.has_declared_device_memory(state, library) else 0
-    state.out.append(StartProcess(library.ordered, paths, device_memory_bytes=budget_bytes))
+    state.commands.append(StartProcess(library.ordered, paths, device_memory_bytes=budget_bytes))
 
 
 # ---- room for a process

@@ -16,12 +16,12 @@ import msgspec
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.recipe import ObjectRef
 from stoker.contexts.step_times import StepTimes
-from stoker.pilot.core.commands import Command, Severity, Tell, WriteLog
+from stoker.pilot.core.commands import Command, SendToManager, Severity, WriteLog
 from stoker.pilot.core.events import DeviceHealth
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import CallId, DeviceId, LibraryId
-from stoker.protocol.to_manager import DeviceFacts, FromPilot, LibraryFacts, SnapshotHere
+from stoker.protocol.to_manager import DeviceFacts, FromPilot, LibraryFacts, SnapshotWritten
 from stoker.protocol.to_pilot import FetchObject, RunCalls, StartLibrary
 from stoker.units import show_bytes
 
@@ -40,7 +40,7 @@ class Stage(enum.Enum):
     GONE = "gone"
 
 
-NEXT = {
+NEXT_STAGES = {
     Stage.FETCHING: {Stage.WAITING, Stage.STARTING, Stage.GONE},
     Stage.WAITING: {Stage.STARTING, Stage.GONE},
     Stage.STARTING: {Stage.LOADING, Stage.GONE},
@@ -52,9 +52,9 @@ NEXT = {
     Stage.DRAINING: {Stage.GONE},
     Stage.GONE: set(),
 }
-SERVES = frozenset({Stage.READY, Stage.DRAINING})  # stages in which the process runs calls
-SLEEPS = frozenset({Stage.SLEEPING, Stage.ASLEEP, Stage.WAKING})
-REFUSES = SLEEPS | {Stage.DRAINING}  # stages of a loaded library that accepts no calls
+SERVING_STAGES = frozenset({Stage.READY, Stage.DRAINING})  # stages in which the process runs calls
+SLEEP_STAGES = frozenset({Stage.SLEEPING, Stage.ASLEEP, Stage.WAKING})
+REFUSING_STAGES = SLEEP_STAGES | {Stage.DRAINING}  # stages of a loaded library that accepts no calls
 
 
 # ---- ledger
@@ -64,11 +64,11 @@ HOST = DeviceId("host memory")  # id of a device that stands for the host memory
 class Ledger:
     def __init__(self, devices: dict[DeviceId, int]) -> None:
         self.capacity = dict(devices)
-        self._held: dict[LibraryId, tuple[tuple[DeviceId, ...], int]] = {}
+        self._reservations: dict[LibraryId, tuple[tuple[DeviceId, ...], int]] = {}
         self._free = dict(devices)
         self.has_freed = False  # True if memory was released since the last `reserve_claimed_memory`
 
-    def why_never(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
+    def explain_impossible_size(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
         """Return why this reservation would not fit on empty devices; empty if it would fit."""
         unknown = [device for device in devices if device not in self.capacity]
         if unknown:
@@ -82,9 +82,9 @@ class Ledger:
                 return f"{device} has {show_bytes(self.capacity[device])} in all, {show_bytes(memory_bytes)} are needed"
         return ""
 
-    def why_not(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
+    def explain_shortage(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
         """Return why this reservation does not fit now; empty if it fits."""
-        if never := self.why_never(devices, memory_bytes):
+        if never := self.explain_impossible_size(devices, memory_bytes):
             return never
         for device in devices:
             if memory_bytes > self._free[device]:
@@ -94,44 +94,46 @@ class Ledger:
 
     def reserve(self, library: LibraryId, *, devices: tuple[DeviceId, ...], memory_bytes: int) -> None:
         """Reserve `memory_bytes` on each device. Raises ValueError if the memory is not free."""
-        again = f"library {library} already has a reservation" if library in self._held else ""
-        if reason := again or self.why_not(devices, memory_bytes):
+        again = f"library {library} already has a reservation" if library in self._reservations else ""
+        if reason := again or self.explain_shortage(devices, memory_bytes):
             raise ValueError(reason)
         for device in devices:
             self._free[device] -= memory_bytes
-        self._held[library] = (devices, memory_bytes)
+        self._reservations[library] = (devices, memory_bytes)
 
     def resize(self, library: LibraryId, *, memory_bytes: int) -> None:
         """Change a library's reservation on each device. If the memory is not free, raises ValueError and changes
         nothing.
         """
-        if library not in self._held:
+        if library not in self._reservations:
             raise ValueError(f"library {library} has no reservation")
-        devices, before = self._held[library]
-        reason = self.why_not(devices, max(0, memory_bytes - before)) if memory_bytes >= 0 else "a negative size"
+        devices, before = self._reservations[library]
+        reason = (
+            self.explain_shortage(devices, max(0, memory_bytes - before)) if memory_bytes >= 0 else "a negative size"
+        )
         if reason:
             raise ValueError(reason)
         for device in devices:
             self._free[device] -= memory_bytes - before
         self.has_freed |= memory_bytes < before
-        self._held[library] = (devices, memory_bytes)
+        self._reservations[library] = (devices, memory_bytes)
 
     def release(self, library: LibraryId) -> None:
-        devices, memory_bytes = self._held.pop(library, ((), 0))
+        devices, memory_bytes = self._reservations.pop(library, ((), 0))
         self.has_freed = True
         for device in devices:
             self._free[device] += memory_bytes
 
-    def free(self, device: DeviceId) -> int:
+    def free_bytes(self, device: DeviceId) -> int:
         return self._free[device]
 
-    def held(self, library: LibraryId) -> int:
-        return self._held.get(library, ((), 0))[1]
+    def reserved_bytes(self, library: LibraryId) -> int:
+        return self._reservations.get(library, ((), 0))[1]
 
     def validate(self) -> None:
         """Raise ValueError if reserved and free bytes do not add up to the capacity (for tests and the simulator)."""
         for device, capacity in self.capacity.items():
-            held = sum(size for devices, size in self._held.values() if device in devices)
+            held = sum(size for devices, size in self._reservations.values() if device in devices)
             if held + self._free[device] != capacity or self._free[device] < 0:
                 raise ValueError(f"{device}: {held} held and {self._free[device]} free of {capacity}")
 
@@ -146,17 +148,17 @@ class Timers:
     def __init__(self) -> None:
         self._timers: dict[str, float] = {}
 
-    def set(self, at: float, key: str) -> None:
+    def set_timer(self, at: float, key: str) -> None:
         self._timers[key] = at
 
-    def due(self, now: float) -> list[str]:
+    def take_due(self, now: float) -> list[str]:
         due = sorted((at, key) for key, at in self._timers.items() if at <= now)
         for _, key in due:
             del self._timers[key]
         return [key for _, key in due]
 
     @property
-    def next_at(self) -> float:
+    def next_due_at(self) -> float:
         """Time when the next timer is due; infinity if no timer is set."""
         return min(self._timers.values(), default=NEVER)
 
@@ -166,8 +168,8 @@ _MOST_STOPS = 10_000  # about the number of suspensions in a week, if Slurm alte
 
 
 class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """`address`: address of the machine, for other pilots; `peer`: address of the transfer server; `cache`: id of the
-    cache; `folder`: log folder, for users; `is_carried`: True if the pilot does not see the session's folder, so the
+    """Constant facts of a pilot. `address`: address of the machine, for other pilots; `peer`: address of the transfer
+    server; `folder`: log folder, for users; `is_carried`: True if the pilot does not see the session's folder, so the
     seed transfers large payloads; `sleeper_bytes`: host memory for sleeping contexts of GPUs.
     """
 
@@ -194,7 +196,7 @@ class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""  # the node's name in the batch system; empty if unknown
 
 
-class Cause(msgspec.Struct, frozen=True):
+class EndCause(msgspec.Struct, frozen=True):
     """Reason why the pilot ends a library. `printed`: True if the reported failure should include the last log
     lines.
     """
@@ -221,9 +223,9 @@ class PilotLibrary:
         self.recipe = ordered.recipe
         self.devices = ordered.devices
         self.stage = Stage.FETCHING
-        self.held: dict[CallId, float] = {}  # calls in order of arrival, with their time limits in seconds (0 = none)
-        self.waiting: list[RunCalls] = []  # orders to run calls, kept until the library is ready
-        self.streams: dict[CallId, PieceWindow] = {}
+        self.held_calls: dict[CallId, float] = {}  # calls by arrival, with time limits in seconds (0 = none)
+        self.postponed_orders: list[RunCalls] = []  # orders to run calls, kept until the library is ready
+        self.piece_windows: dict[CallId, PieceWindow] = {}
         self.served = 0
         self.has_limits = False
 
@@ -235,53 +237,53 @@ class PilotLibrary:
         self.pid = 0
         self.has_process = False  # True if the process exists or is being created
 
-        self.missing: set[str] = set()  # names of objects that the library waits for
+        self.missing_objects: set[str] = set()  # names of objects that the library waits for
         self.has_pins = False
         self.paths: dict[str, str] = {}  # paths of objects, by cache name
-        self.forms: dict[str, str] = {}  # form (digest of source and dtype) of each snapshot, by cache name
-        self.awaits_forms = False
+        self.snapshot_forms: dict[str, str] = {}  # form (digest of source and dtype) of each snapshot, by cache name
+        self.awaits_snapshots = False
         self.arguments: dict[CallId, str] = {}  # paths of large arguments, by call
         self.orders_waiting_for_arguments: dict[int, RunCalls] = {}  # by ticket number
 
-        self.cause: Cause | None = None
-        self.told_to_end = False
-        self.garbled = ""  # reason why the library's socket is no longer read, after an invalid message
-        self.hung_up_at = 0.0  # when the socket closed while the process was alive
+        self.end_cause: EndCause | None = None
+        self.must_end = False
+        self.invalid_bytes_reason = ""  # reason why the library's socket is no longer read, after an invalid message
+        self.socket_closed_at = 0.0  # when the socket closed while the process was alive
         self.cache_lacks_bytes = 0  # cache bytes that other libraries must unpin before this library can start
 
         self.is_killed = False  # True once the pilot has ordered the kill of the process
-        self.stopping: dict[CallId, StoppingCall] = {}
-        self.stuck: set[CallId] = set()  # calls that did not stop within the grace period
+        self.stopping_calls: dict[CallId, StoppingCall] = {}
+        self.stuck_calls: set[CallId] = set()  # calls that did not stop within the grace period
         self.stuck_at = 0.0  # when the first call counted as stuck; 0 = none
-        self.asked_back_at = 0.0  # when the oldest unanswered `GiveBack` was sent; 0 = all are answered
-        self.orders_back = 0  # number of `GiveBack` orders sent
-        self.void_order = 0  # answers to `GiveBack` orders up to this number are ignored
-        self.times_idle = 0  # number of observations in a row without a running call or a message
-        self.resizes: list[int] = []  # ordered sizes (bytes per device) not yet confirmed by the library, oldest first
+        self.give_back_sent_at = 0.0  # when the oldest unanswered `GiveBack` was sent; 0 = all are answered
+        self.give_back_orders = 0  # number of `GiveBack` orders sent
+        self.last_void_give_back = 0  # answers to `GiveBack` orders up to this number are ignored
+        self.idle_observations = 0  # number of observations in a row without a running call or a message
+        self.unconfirmed_sizes: list[int] = []  # ordered bytes per device that await an answer, oldest first
 
         self.sleeps = False  # True if the context can sleep
         self.awake_bytes = 0  # reservation on each device before sleep, in bytes
         self.asleep_bytes = 0  # bytes on each device that the library should keep during sleep
         self.asleep_at = 0.0
-        self.wake_to = -1  # bytes to reserve if the library must wake as soon as it sleeps; -1 = it stays asleep
-        self.moving_since = 0.0  # when the order to sleep or wake was sent; 0 = no open order
+        self.wake_bytes = -1  # bytes to reserve if the library must wake as soon as it sleeps; -1 = it stays asleep
+        self.sleep_or_wake_ordered_at = 0.0  # when the order to sleep or wake was sent; 0 = no open order
 
         self.slots = 0  # number of concurrent calls that the library reported; 0 = not ready, or as in the recipe
         self.cache: TokenCache | None = None  # sizes of weights and token cache that the library reported
         self.resident_bytes = 0
         self.device_bytes = 0  # measured bytes on the GPU with the highest use; 0 = unknown
-        self.is_settled = False  # True once the device reservation is based on a measurement or an order
-        self.is_over = False  # True if the library uses more of a device than the pilot could reserve
+        self.has_measured_size = False  # True once the device reservation is based on a measurement or an order
+        self.exceeds_device_memory = False  # True if the library uses more of a device than the pilot could reserve
         self.last_line = ""
 
     @property
-    def serves(self) -> bool:
-        return self.stage in SERVES
+    def is_serving(self) -> bool:
+        return self.stage in SERVING_STAGES
 
     @property
     def is_loaded(self) -> bool:
         """True if the context is loaded, on a device or asleep in host memory."""
-        return self.stage in SERVES or self.stage in SLEEPS
+        return self.stage in SERVING_STAGES or self.stage in SLEEP_STAGES
 
 
 @dataclass
@@ -294,7 +296,7 @@ class PieceWindow:
 
 
 @dataclass
-class Want:
+class WantedObject:
     """An object that libraries wait for."""
 
     ref: ObjectRef
@@ -318,33 +320,33 @@ class CoreState:
     def __init__(self, facts: PilotFacts) -> None:
         self.facts = facts
         self.now = 0.0
-        self.out: list[Command] = []
+        self.commands: list[Command] = []
         self.devices: Mapping[DeviceId, DeviceFacts] = {device.device: device for device in facts.devices}
         self.ledger = Ledger({device.device: device.memory_bytes for device in facts.devices})
         self.libraries: dict[LibraryId, PilotLibrary] = {}
         self.claims: dict[LibraryId, int] = {}  # bytes per device that libraries need to start, wake or grow
-        self.host = Ledger({HOST: facts.sleeper_bytes})
+        self.host_memory = Ledger({HOST: facts.sleeper_bytes})
         self.host_claims: dict[LibraryId, int] = {}  # bytes of host memory that libraries need to fall asleep
-        self.gone: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()  # ended libraries; the manager may not know yet
+        self.ended_libraries: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()
         self.last_library = 0  # the highest library number in an order
         self.last_ticket = 0  # ticket number of the last order whose arguments were fetched
-        self.stops: deque[tuple[float, float]] = deque(maxlen=_MOST_STOPS)  # start and end of each suspension
+        self.suspensions: deque[tuple[float, float]] = deque(maxlen=_MOST_STOPS)  # start and end of each suspension
         self.uploads_pending = 0
 
-        self.wants: dict[str, Want] = {}
-        self.told: set[str] = set()  # objects that the manager counts as cached on this pilot
-        self.snapshots: set[str] = set()  # forms (digests) of the snapshots offered to other pilots
-        self.told_snapshots: list[SnapshotHere] = []
+        self.wants: dict[str, WantedObject] = {}
+        self.reported_objects: set[str] = set()  # objects that the manager counts as cached on this pilot
+        self.offered_forms: set[str] = set()  # forms (digests) of the snapshots offered to other pilots
+        self.reported_snapshots: list[SnapshotWritten] = []
 
         self.step_times: dict[tuple[str, str], StepTimes] = {}  # by recipe key and kind of device
 
-        self.turns = {device: DeviceProbing() for device in facts.probed}
+        self.device_probings = {device: DeviceProbing() for device in facts.probed}
         self.faults: dict[DeviceId, str] = {device.device: device.fault for device in facts.devices if device.fault}
 
         self.hellos = 0
-        self.answered = 0  # number of the last hello that the manager answered
+        self.answered_hello = 0  # number of the last hello that the manager answered
         self.hello_is_due = False
-        self.greeted_at = 0.0
+        self.hello_sent_at = 0.0
         self.welcomed_at = 0.0
         self.heartbeat_s = 5.0
         self.heartbeat_at = 0.0  # when the next heartbeat is due
@@ -364,17 +366,17 @@ class CoreState:
 
     @property
     def awaits_welcome(self) -> bool:
-        return self.answered != self.hellos
+        return self.answered_hello != self.hellos
 
-    def tell(self, message: FromPilot) -> None:
+    def tell_manager(self, message: FromPilot) -> None:
         """Send a message to the manager, and resend it until acknowledged."""
-        self.out.append(Tell(message))
+        self.commands.append(SendToManager(message))
 
-    def log(self, text: str, severity: Severity = Severity.INFO) -> None:
-        self.out.append(WriteLog(text, severity))
+    def write_log(self, text: str, severity: Severity = Severity.INFO) -> None:
+        self.commands.append(WriteLog(text, severity))
 
     def devices_of(self, library: PilotLibrary) -> tuple[DeviceFacts, ...]:
         return tuple(self.devices[device] for device in library.devices)
 
-    def log_of(self, number: int) -> str:
+    def log_path(self, number: int) -> str:
         return f"{self.facts.logs}/lib-{number}.log"

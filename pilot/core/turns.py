@@ -3,7 +3,7 @@
 Libraries that share devices compute one iteration at a time: one step of an engine, or a whole call of a library
 without an engine. The library with the shortest headroom (time until its next token is due) goes first (SLINFER §VI-A,
 eq. 1). To prevent starvation, the due time is never before the library requested its turn, and never more than
-`PATIENCE_S` seconds later.
+`MAX_HEADROOM_S` seconds later.
 
 Shadow validation (SLINFER §VI-C) simulates the turns after a request joins an engine, with measured step times plus 10
 %. It refuses the request if
@@ -34,7 +34,7 @@ from stoker.protocol.ids import CallId, DeviceId, LibraryId
 T = TypeVar("T")
 
 
-class FirstCome(Generic[T]):
+class CallQueue(Generic[T]):
     """The waiting calls of a library, first come, first served. Operations are atomic under CPython's GIL."""
 
     def __init__(self) -> None:
@@ -43,27 +43,27 @@ class FirstCome(Generic[T]):
     def add(self, call: CallId, work: T) -> None:
         self._waiting.append((call, work))
 
-    def take(self) -> tuple[CallId, T] | None:
+    def take_first(self) -> tuple[CallId, T] | None:
         try:
             return self._waiting.popleft()
         except IndexError:
             return None
 
-    def next(self) -> tuple[CallId, T] | None:
+    def peek(self) -> tuple[CallId, T] | None:
         try:
             return self._waiting[0]
         except IndexError:
             return None
 
-    def begin(self, entry: tuple[CallId, T]) -> bool:
-        """Remove an entry that `next` returned. Return False if the entry is no longer in the queue."""
+    def remove_entry(self, entry: tuple[CallId, T]) -> bool:
+        """Remove an entry that `peek` returned. Return False if the entry is no longer in the queue."""
         try:
-            self._waiting.remove(entry)  # `remove` compares ids first and runs in C, so it is atomic
+            self._waiting.remove(entry)  # atomic: runs in C, and compares only call ids
         except ValueError:
             return False
         return True
 
-    def give_back(self, count: int) -> list[CallId]:
+    def remove_newest(self, count: int) -> list[CallId]:
         """Remove up to `count` calls from the queue, newest first."""
         out: list[CallId] = []
         while len(out) < count:
@@ -73,16 +73,16 @@ class FirstCome(Generic[T]):
                 break
         return out
 
-    def drop(self, calls: Iterable[CallId]) -> list[CallId]:
+    def remove_calls(self, calls: Iterable[CallId]) -> list[CallId]:
         wanted = set(calls)
-        return [entry[0] for entry in tuple(self._waiting) if entry[0] in wanted and self.begin(entry)]
+        return [entry[0] for entry in tuple(self._waiting) if entry[0] in wanted and self.remove_entry(entry)]
 
     def __len__(self) -> int:
         return len(self._waiting)
 
 
 # ---- turns on a device
-PATIENCE_S = 8.0  # seconds; upper limit of the headroom: SLINFER's longest time to first token (§IV-A)
+MAX_HEADROOM_S = 8.0  # seconds; upper limit of the headroom: SLINFER's longest time to first token (§IV-A)
 
 
 class TurnRequest(NamedTuple):
@@ -94,22 +94,22 @@ class TurnRequest(NamedTuple):
     since: float
 
 
-def next_turns(requests: Iterable[TurnRequest], busy: Collection[DeviceId]) -> list[LibraryId]:
+def choose_next_turns(requests: Iterable[TurnRequest], busy: Collection[DeviceId]) -> list[LibraryId]:
     taken, chosen = set(busy), list[LibraryId]()
-    for request in sorted(requests, key=_rank):
+    for request in sorted(requests, key=_urgency_key):
         if taken.isdisjoint(request.devices):
             chosen.append(request.library)
         taken.update(request.devices)
     return chosen
 
 
-def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
-    due_at = max(request.since, min(request.due_at, request.since + PATIENCE_S))
+def _urgency_key(request: TurnRequest) -> tuple[float, float, LibraryId]:
+    due_at = max(request.since, min(request.due_at, request.since + MAX_HEADROOM_S))
     return due_at, request.since, request.library
 
 
 # ---- one more request
-OVERESTIMATE = 1.1  # factor on measured step times (SLINFER §VI-C)
+STEP_TIME_MARGIN = 1.1  # factor on measured step times (SLINFER §VI-C)
 
 _MOST_TURNS = 64  # maximum turns of a simulation: with more prompts, some tokens are always late
 _MOST_LAST_TURNS = 512  # maximum simulated turns until all answers end; for longer answers, case 3 decides
@@ -128,8 +128,8 @@ class StepCost(Protocol):
 
 
 class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`due_at`: due time of the first token (infinity without an objective); `tpot_s`: seconds per later token; `most`:
-    maximum tokens of the answer (0: unknown).
+    """A prompt that an engine has not read yet. `due_at`: due time of the first token (infinity without an objective);
+    `tpot_s`: seconds per later token; `most`: maximum tokens of the answer (0: unknown).
     """
 
     tokens: int
@@ -191,7 +191,7 @@ class _SimulatedEngine:
         self.decode_s = self._decode_s() if self.rows else 0.0
 
     @property
-    def ends(self) -> bool:
+    def has_known_ends(self) -> bool:
         return len(self.answers) == self.rows and all(prompt.most for prompt in self.prompts)
 
     def urgency(self) -> float:
@@ -201,9 +201,9 @@ class _SimulatedEngine:
         if self.prompts and self.prompts[0].due_at < due_at:
             due_at = self.prompts[0].due_at
         since = self.since
-        return since if due_at < since else min(due_at, since + PATIENCE_S)
+        return since if due_at < since else min(due_at, since + MAX_HEADROOM_S)
 
-    def joins(self, prompt: UnreadPrompt, at: float, *, counts: bool) -> None:
+    def add_request(self, prompt: UnreadPrompt, at: float, *, counts: bool) -> None:
         self.length = (self.length * self.rows + prompt.tokens + 1) / (self.rows + 1)
         self.rows += 1
         self.decode_s = self._decode_s()
@@ -215,7 +215,7 @@ class _SimulatedEngine:
             self.due_at = min(self.due_at, due_at if due_at > at else math.inf)
             self.tpot_s = min(self.tpot_s, prompt.tpot_s) if self.tpot_s else prompt.tpot_s
 
-    def decoded(self) -> None:
+    def record_decode_step(self) -> None:
         """Count a decode step, and remove the answers that end with this step."""
         self.steps += 1
         self.due_at += self.tpot_s or math.inf
@@ -235,20 +235,20 @@ class _SimulatedEngine:
             return self.decode_s
         rows = self.rows + len(self.prompts)
         length = (self.length * self.rows + sum(prompt.tokens + 1 for prompt in self.prompts)) / rows
-        return OVERESTIMATE * self.cost.decode_s(rows, length)[0]
+        return STEP_TIME_MARGIN * self.cost.decode_s(rows, length)[0]
 
     def _decode_s(self) -> float:
-        return OVERESTIMATE * self.cost.decode_s(self.rows, self.length)[0]
+        return STEP_TIME_MARGIN * self.cost.decode_s(self.rows, self.length)[0]
 
 
-def why_late(
+def refuse_if_late(
     engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt, *, now: float, free_at: float
 ) -> LateRefusal | None:
     """Return why a request should not join the engine of the library `to`; None if the request may join."""
     players, tpot_s = _simulated_engines(engines, to, new, now=now)
     cycle_s = sum(player.decode_step_s_after_prompts() for player in players)
     is_over = 0 < tpot_s < cycle_s  # case 3 is the cheapest to check
-    if is_over and not all(player.ends for player in players):
+    if is_over and not all(player.has_known_ends for player in players):
         return _make_decode_round_refusal(cycle_s, tpot_s)
     at, late = _simulate_prompts(players, new, at=max(now, free_at))
     if late is not None or not is_over:
@@ -257,7 +257,7 @@ def why_late(
 
 
 def _make_decode_round_refusal(cycle_s: float, tpot_s: float) -> LateRefusal:
-    why = f"one decode step of every engine would take {_ms(cycle_s)}, and tpot is {_ms(tpot_s)}"
+    why = f"one decode step of every engine would take {_show_ms(cycle_s)}, and tpot is {_show_ms(tpot_s)}"
     return LateRefusal(RefusalCase.DECODE_ROUND, why)
 
 
@@ -302,21 +302,21 @@ def _simulate_prompts(
         player = ready[0] if len(ready) == 1 else min(ready, key=_SimulatedEngine.urgency)
         prompt = player.prompts.pop(0) if player.prompts and not (player.read_last and player.rows) else None
         if prompt is not None:
-            at += OVERESTIMATE * player.cost.prefill_s(prompt.tokens, prompt.tokens / 2)
+            at += STEP_TIME_MARGIN * player.cost.prefill_s(prompt.tokens, prompt.tokens / 2)
             if at > prompt.due_at >= started:
-                by = f"would be {_ms(at - prompt.due_at)} late"
+                by = f"would be {_show_ms(at - prompt.due_at)} late"
                 if prompt is new:
                     return at, LateRefusal(RefusalCase.FIRST_TOKEN, f"its first token {by}")
                 return at, LateRefusal(RefusalCase.OTHERS, f"the first token of another request {by}")
-            player.joins(prompt, at, counts=prompt.due_at >= started)
+            player.add_request(prompt, at, counts=prompt.due_at >= started)
             player.read_last = True
             unread -= 1
         else:
             at += player.decode_s
             if at > player.due_at:
-                by = f"would be {_ms(at - player.due_at)} late"
+                by = f"would be {_show_ms(at - player.due_at)} late"
                 return at, LateRefusal(RefusalCase.OTHERS, f"a token of another request {by}")
-            player.decoded()
+            player.record_decode_step()
             if not unread or not (player.rows or player.prompts):
                 left = [other for other in left if other is not player]
                 if not left:
@@ -325,29 +325,29 @@ def _simulate_prompts(
     return at, None
 
 
-def _ms(seconds: float) -> str:
+def _show_ms(seconds: float) -> str:
     return f"{1e3 * seconds:.1f} ms" if seconds < 0.1 else f"{1e3 * seconds:.0f} ms"
 
 
-class _EqualSteps(NamedTuple):
-    """Consecutive decode steps of an engine for the same requests, up to step number `to`. `due_at`: due time of the
+class _StepGroup(NamedTuple):
+    """Consecutive decode steps of an engine for the same requests, up to `last_step`. `due_at`: due time of the
     first token that is not late; `urgent_at`: due time of the most urgent token.
     """
 
-    to: int
+    last_step: int
     step_s: float
     due_at: float
     urgent_at: float
     tpot_s: float
 
 
-def _equal_steps(player: _SimulatedEngine) -> list[_EqualSteps]:
+def _group_decode_steps(player: _SimulatedEngine) -> list[_StepGroup]:
     """Return the decode steps of an engine until its last answer ends, in groups with the same requests, latest first.
 
     Each group uses the step time at its end, the earliest due time, and the shortest time per output token.
     """
     answers = sorted((each for each in player.answers if each[2] > player.steps), key=lambda each: each[2])
-    found, begins = list[_EqualSteps](), player.steps
+    found, begins = list[_StepGroup](), player.steps
     for number, (_, _, to, _) in enumerate(answers):
         if to == begins:
             continue
@@ -356,19 +356,19 @@ def _equal_steps(player: _SimulatedEngine) -> list[_EqualSteps]:
         urgent_at = min((at for at, _, _ in dues), default=math.inf)
         tpot_s = min((tpot_s for _, tpot_s, _ in dues), default=0.0)
         length = player.length + to - player.steps
-        step_s = OVERESTIMATE * player.cost.decode_s(len(answers) - number, length)[0]
-        found.append(_EqualSteps(to, step_s, due_at, urgent_at, tpot_s))
+        step_s = STEP_TIME_MARGIN * player.cost.decode_s(len(answers) - number, length)[0]
+        found.append(_StepGroup(to, step_s, due_at, urgent_at, tpot_s))
         begins = to
     return found[::-1]
 
 
 def _simulate_until_end(players: list[_SimulatedEngine], tpot_s: float, *, at: float) -> LateRefusal | None:
     """Check case 3 for answers of known length: simulate the turns until all answers have ended."""
-    playing: list[tuple[_SimulatedEngine, list[_EqualSteps]]] = []
+    playing: list[tuple[_SimulatedEngine, list[_StepGroup]]] = []
     for player in players:
         if player.prompts:  # the simulation ended before all prompts were read
             return _make_decode_round_refusal(sum(each.decode_step_s_after_prompts() for each in players), tpot_s)
-        if stretches := _equal_steps(player):
+        if stretches := _group_decode_steps(player):
             player.since = at
             playing.append((player, stretches))
     begun = {player: player.steps for player, _ in playing}
@@ -379,7 +379,7 @@ def _simulate_until_end(players: list[_SimulatedEngine], tpot_s: float, *, at: f
         for each in playing:
             player, stretch = each[0], each[1][-1]
             due_at = stretch.urgent_at + (player.steps - begun[player]) * stretch.tpot_s
-            due_at = max(player.since, min(due_at, player.since + PATIENCE_S))
+            due_at = max(player.since, min(due_at, player.since + MAX_HEADROOM_S))
             if due_at < urgency:
                 urgency, chosen = due_at, each
         player, stretches = chosen
@@ -387,10 +387,10 @@ def _simulate_until_end(players: list[_SimulatedEngine], tpot_s: float, *, at: f
         at += stretch.step_s
         due_at = stretch.due_at + (player.steps - begun[player]) * stretch.tpot_s
         if at > due_at:
-            return LateRefusal(RefusalCase.DECODE_ROUND, f"a later token would be {_ms(at - due_at)} late")
+            return LateRefusal(RefusalCase.DECODE_ROUND, f"a later token would be {_show_ms(at - due_at)} late")
         player.steps += 1
         player.since = at
-        if player.steps == stretch.to:
+        if player.steps == stretch.last_step:
             stretches.pop()
             begun[player] = player.steps
             if not stretches:

@@ -28,12 +28,12 @@ def find_devices(
     if gpu_cores < 1:
         raise ConfigError(f"--gpu-cores {gpu_cores}: keep at least 1 core for each GPU", key="gpu_cores")
     if kind == "cpu":
-        return GrantedDevices(cpu.find(int(count or 0)))
+        return GrantedDevices(cpu.find_cpu_devices(int(count or 0)))
     if kind not in ("auto", "gpu", "gpu+cpu"):
         raise ConfigError(
             f"--devices {wanted!r}: write auto, gpu, cpu, cpu:N with N at least 1, gpu+cpu, or gpu+cpu:N", key="devices"
         )
-    found = gpu.find(limit_s=limit_s)
+    found = gpu.find_gpus(limit_s=limit_s)
     asked = f"the job requested {gpus_asked} GPU{'s' * (gpus_asked != 1)}, but the pilot found"
     if found.offered:
         troubles = found.troubles
@@ -42,17 +42,17 @@ def find_devices(
         if kind == "gpu+cpu":
             offered, lack = cpu.add_spare_cpu_devices(found.offered, count=int(count or 0), gpu_cores=gpu_cores)
             return GrantedDevices(offered, (*troubles, lack) if lack else troubles)
-        parts = cpu.divide(cpu.cores(), len(found.offered))
+        parts = cpu.divide_cores(cpu.find_usable_cores(), len(found.offered))
         offered = tuple(device.with_cores(part) for device, part in zip(found.offered, parts, strict=True))
         return GrantedDevices(offered, troubles)
     if kind != "auto":
         raise ConfigError(f"--devices {wanted}: no GPU was granted to this pilot: {found.lacks}", key="devices")
     if gpus_asked:
         lacks = f'{asked} none ({found.lacks}); set [pilot] devices = "cpu" to use its cores'
-        return GrantedDevices(cpu.find()).useless(lacks)
-    return GrantedDevices(cpu.find(), found.troubles)
+        return GrantedDevices(cpu.find_cpu_devices()).with_fault(lacks)
+    return GrantedDevices(cpu.find_cpu_devices(), found.troubles)
 
 
-def visible(devices: tuple[PilotDevice, ...]) -> dict[str, str]:
+def visibility_variables(devices: tuple[PilotDevice, ...]) -> dict[str, str]:
     """Return the environment variables that make only these devices visible to a library."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in devices if device.uuid)}

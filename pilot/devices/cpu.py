@@ -43,22 +43,24 @@ class GrantedDevices(msgspec.Struct, frozen=True):
     troubles: tuple[str, ...] = ()
     lacks: str = ""
 
-    def useless(self, why: str) -> GrantedDevices:
+    def with_fault(self, why: str) -> GrantedDevices:
         return GrantedDevices(tuple(each.with_facts(fault=why) for each in self.offered), self.troubles, lacks=why)
 
 
 # ---- CPU devices
 
-USED_SHARE = 0.9  # share of memory for CPU devices; the agent and the system use the remainder
+USABLE_MEMORY_SHARE = 0.9  # share of memory for CPU devices; the agent and the system use the remainder
 
 
-def find(count: int = 0) -> tuple[PilotDevice, ...]:
-    return share(cores(), count, memory_bytes=int(USED_SHARE * memory_bytes()))
+def find_cpu_devices(count: int = 0) -> tuple[PilotDevice, ...]:
+    return make_cpu_devices(find_usable_cores(), count, memory_bytes=int(USABLE_MEMORY_SHARE * usable_memory_bytes()))
 
 
-def share(mine: tuple[int, ...], count: int = 0, *, memory_bytes: int, spare: bool = False) -> tuple[PilotDevice, ...]:
-    """Divide the cores `mine` and the memory equally among `count` CPU devices (0 = one device per core)."""
-    count = count or len(mine)
+def make_cpu_devices(
+    usable_cores: tuple[int, ...], count: int = 0, *, memory_bytes: int, spare: bool = False
+) -> tuple[PilotDevice, ...]:
+    """Divide cores and memory equally among `count` CPU devices (0 = one device per core)."""
+    count = count or len(usable_cores)
     return tuple(
         PilotDevice(
             facts=DeviceFacts(
@@ -70,11 +72,11 @@ def share(mine: tuple[int, ...], count: int = 0, *, memory_bytes: int, spare: bo
             ),
             cores=part,
         )
-        for index, part in enumerate(divide(mine, count))
+        for index, part in enumerate(divide_cores(usable_cores, count))
     )
 
 
-def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
+def divide_cores(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
     """Divide cores into even, contiguous groups. With more parts than cores, several parts share a core."""
     if parts >= len(cores):
         return [(cores[index % len(cores)],) for index in range(parts)]
@@ -83,12 +85,12 @@ def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
     return [cores[start:end] for start, end in itertools.pairwise(starts)]
 
 
-def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
+def find_usable_cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
     """Return the cores of this process. If the batch system does not bind jobs to cores, the slot or job number selects
     the cores.
     """
     allowed = sorted(os.sched_getaffinity(0))
-    limits = [_cgroup_cpu_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE"), _condor(environ, "Cpus")]
+    limits = [_cgroup_cpu_quota(root), _slurm_number(environ, "SLURM_CPUS_ON_NODE"), _condor_number(environ, "Cpus")]
     count = max(1, int(min([len(allowed), *(limit for limit in limits if limit)])))
     place = environ.get("_CONDOR_SLOT", "") or environ.get("SLURM_JOB_ID", "")
     number = re.search(r"([0-9]+)$", place) if count < len(allowed) else None
@@ -96,17 +98,18 @@ def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) ->
     return tuple(sorted(allowed[(first + index) % len(allowed)] for index in range(count)))
 
 
-def memory_bytes(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> int:
+def usable_memory_bytes(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> int:
     limits = [read_value(root / "proc/meminfo", "MemTotal:") * 1024]
-    for folder in cgroups(root, "memory"):
+    for folder in cgroup_folders(root, "memory"):
         limits += [read_number_from_file(folder / name) for name in ("memory.max", "memory.limit_in_bytes")]
-    per_core = _slurm(environ, "SLURM_MEM_PER_CPU") * _slurm(environ, "SLURM_CPUS_ON_NODE")
-    per_gpu = _slurm(environ, "SLURM_MEM_PER_GPU") * _slurm(environ, "SLURM_GPUS_ON_NODE")
-    granted = (_slurm(environ, "SLURM_MEM_PER_NODE"), per_core, per_gpu, _condor(environ, "Memory"))  # MiB
+    per_core = _slurm_number(environ, "SLURM_MEM_PER_CPU") * _slurm_number(environ, "SLURM_CPUS_ON_NODE")
+    per_gpu = _slurm_number(environ, "SLURM_MEM_PER_GPU") * _slurm_number(environ, "SLURM_GPUS_ON_NODE")
+    # Slurm and HTCondor state memory in MiB.
+    granted = (_slurm_number(environ, "SLURM_MEM_PER_NODE"), per_core, per_gpu, _condor_number(environ, "Memory"))
     return min(limit for limit in (*limits, *(int(mib) * 1024**2 for mib in granted)) if limit)
 
 
-def _slurm(environ: Mapping[str, str], name: str) -> float:
+def _slurm_number(environ: Mapping[str, str], name: str) -> float:
     text = environ.get(name, "")
     if "SLURM_JOB_ID" not in environ or not text:
         return 0
@@ -115,7 +118,7 @@ def _slurm(environ: Mapping[str, str], name: str) -> float:
     return int(text)
 
 
-def _condor(environ: Mapping[str, str], name: str) -> float:
+def _condor_number(environ: Mapping[str, str], name: str) -> float:
     try:
         ad = Path(environ["_CONDOR_MACHINE_AD"]).read_text(errors="replace")
     except (KeyError, OSError):
@@ -126,7 +129,7 @@ def _condor(environ: Mapping[str, str], name: str) -> float:
 
 def _cgroup_cpu_quota(root: Path) -> float:
     found = []
-    for folder in cgroups(root, "cpu"):
+    for folder in cgroup_folders(root, "cpu"):
         try:
             if (folder / "cpu.max").exists():
                 quota, period = (folder / "cpu.max").read_text().split()
@@ -140,7 +143,7 @@ def _cgroup_cpu_quota(root: Path) -> float:
     return min(found, default=0.0)
 
 
-def cgroups(root: Path, controller: str) -> Iterator[Path]:
+def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
     """Yield the cgroup folders of this process for a controller, and their parents (versions 1 and 2)."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -183,8 +186,8 @@ def add_spare_cpu_devices(
     gpus: tuple[PilotDevice, ...], *, count: int, gpu_cores: int
 ) -> tuple[tuple[PilotDevice, ...], str]:
     """Return GPUs with `gpu_cores` cores each, then `count` CPU devices on the other cores (0 = one per core)."""
-    mine = cores()
-    parts = divide(mine, len(gpus))
+    mine = find_usable_cores()
+    parts = divide_cores(mine, len(gpus))
     if len(mine) <= gpu_cores * len(gpus):
         why = (
             f"no core is left for CPU devices: the pilot has {len(mine)} cores and keeps {gpu_cores} for each of"
@@ -194,20 +197,20 @@ def add_spare_cpu_devices(
         return tuple(gpu.with_cores(part) for gpu, part in zip(gpus, parts, strict=True)), why
     kept = tuple(gpu.with_cores(part[:gpu_cores]) for gpu, part in zip(gpus, parts, strict=True))
     left = tuple(core for part in parts for core in part[gpu_cores:])
-    memory = int(USED_SHARE * memory_bytes())
+    memory = int(USABLE_MEMORY_SHARE * usable_memory_bytes())
     for_gpus = min(sum(gpu.facts.memory_bytes for gpu in gpus), int(_MOST_KEPT * memory))
-    return kept + share(left, count, memory_bytes=memory - for_gpus, spare=True), ""
+    return kept + make_cpu_devices(left, count, memory_bytes=memory - for_gpus, spare=True), ""
 
 
 _SLEEPER_SHARE = 0.5  # GPU contexts may sleep in this share of the host memory that CPU devices do not get
 
 
 def sleeper_bytes(devices: tuple[PilotDevice, ...]) -> int:
-    """Return the bytes of host memory in which GPU contexts may sleep; 0 without a GPU."""
+    """Return the bytes of host memory that sleeping contexts of GPUs may use; 0 without a GPU."""
     offered = sum(device.facts.memory_bytes for device in devices if device.facts.on_host)
     if all(device.facts.on_host for device in devices):
         return 0
-    return int(_SLEEPER_SHARE * max(0, int(USED_SHARE * memory_bytes()) - offered))
+    return int(_SLEEPER_SHARE * max(0, int(USABLE_MEMORY_SHARE * usable_memory_bytes()) - offered))
 
 
 def cores_outside_cpu_devices(devices: tuple[PilotDevice, ...]) -> frozenset[int]:

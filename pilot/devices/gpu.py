@@ -35,13 +35,13 @@ def load_nvml() -> Any:
     return pynvml
 
 
-def is_error(nvml: Any, error: BaseException, *names: str) -> bool:
+def is_nvml_error(nvml: Any, error: BaseException, *names: str) -> bool:
     code = getattr(error, "value", None)
     return code is not None and any(code == getattr(nvml, name, None) for name in names)
 
 
-def describe_loss(nvml: Any, error: BaseException) -> str:
-    return f"the driver says: {error}" if is_error(nvml, error, *LOST_CODES) else ""
+def describe_if_lost(nvml: Any, error: BaseException) -> str:
+    return f"the driver says: {error}" if is_nvml_error(nvml, error, *LOST_CODES) else ""
 
 
 # ---- the grant
@@ -57,103 +57,105 @@ JOB_VARIABLES = {
 """Variables that batch systems set in each job, with the name of the system (`ProviderKind.title`)."""
 
 
-class Grant(msgspec.Struct, frozen=True):
-    """The GPUs granted to this job. `of_node`: True if `names` are the node's GPU indices; `refusal`: why no GPU was
-    granted.
+class GpuGrant(msgspec.Struct, frozen=True):
+    """The GPUs granted to this job. `of_node`: True if `names` are the node's GPU indices; `why_none`: why the batch
+    system granted no GPU.
     """
 
     variable: str = ""
     names: tuple[str, ...] = ()
     of_node: bool = False
-    refusal: str = ""
+    why_none: str = ""
 
 
-def read_grant(environ: Mapping[str, str]) -> Grant:
+def read_gpu_grant(environ: Mapping[str, str]) -> GpuGrant:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         empty = "" if visible.strip() else "CUDA_VISIBLE_DEVICES is empty"
-        return Grant("CUDA_VISIBLE_DEVICES", _names(visible), refusal=empty)
+        return GpuGrant("CUDA_VISIBLE_DEVICES", _split_names(visible), why_none=empty)
     if "SLURM_JOB_ID" in environ:
         for variable in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
-            names = tuple(name.rpartition(":")[2] for name in _names(environ.get(variable, "")))  # "gpu:0" is index 0
+            # Slurm may write the index 0 as "gpu:0".
+            names = tuple(name.rpartition(":")[2] for name in _split_names(environ.get(variable, "")))
             if names:
-                return Grant(variable, names, of_node=True)
-    assigned = tuple(name.removeprefix("CUDA") for name in _names(environ.get("_CONDOR_AssignedGPUs", "")))
+                return GpuGrant(variable, names, of_node=True)
+    assigned = tuple(name.removeprefix("CUDA") for name in _split_names(environ.get("_CONDOR_AssignedGPUs", "")))
     if assigned:
-        return Grant("_CONDOR_AssignedGPUs", assigned)
+        return GpuGrant("_CONDOR_AssignedGPUs", assigned)
     for variable, system in JOB_VARIABLES.items():
         if variable in environ:
-            return Grant(
+            return GpuGrant(
                 variable,
-                refusal=f"{system} granted no GPU to this job (CUDA_VISIBLE_DEVICES is not set); request GPUs"
+                why_none=f"{system} granted no GPU to this job (CUDA_VISIBLE_DEVICES is not set); request GPUs"
                 " with [provider] gpus, or export CUDA_VISIBLE_DEVICES in worker_init if jobs get whole nodes",
             )
-    return Grant()
+    return GpuGrant()
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _split_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",")) if text.strip() else ()
 
 
 # ---- GPUs
 
-PROCESS_BYTES = 600_000_000  # GPU memory that CUDA uses for each process: context, kernels, cuBLAS
+CUDA_PROCESS_BYTES = 600_000_000  # GPU memory that CUDA uses for each process: context, kernels, cuBLAS
 
 DRIVER_LIMIT_S = 60.0  # seconds after which a driver that does not answer counts as hung
 
 _T = TypeVar("_T")
 
 
-class _Unit(msgspec.Struct, frozen=True):
+class _GpuOrPart(msgspec.Struct, frozen=True):
     label: str
     handle: Any = None
     whole: Any = None
     uuid: str = ""
     trouble: str = ""
-    refused: bool = False
+    is_refused: bool = False
     number: int = -1
 
 
-def find(
+def find_gpus(
     environ: Mapping[str, str] = os.environ, *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S
 ) -> GrantedDevices:
-    grant = read_grant(environ)
-    if grant.refusal:
-        return GrantedDevices(lacks=grant.refusal)
+    grant = read_gpu_grant(environ)
+    if grant.why_none:
+        return GrantedDevices(lacks=grant.why_none)
     nvml = nvml or load_nvml()
     if nvml is None:
         return GrantedDevices(lacks="NVML missing: the pynvml module (nvidia-ml-py) is not installed")
     try:
-        return within(limit_s, lambda: _find(nvml, grant))
+        return call_with_time_limit(limit_s, lambda: _find_granted_gpus(nvml, grant))
     except TimeoutError:
         return GrantedDevices(lacks=f"the NVIDIA driver has not answered for {limit_s:g} s")
 
 
-def within(limit_s: float, ask: Callable[[], _T]) -> _T:
-    """Call `ask` in a thread. Return its result or raise its error; after `limit_s` seconds, raise TimeoutError."""
+def call_with_time_limit(limit_s: float, function: Callable[[], _T]) -> _T:
+    """Call a function in a thread. Return its result or raise its error. After `limit_s` s, raise TimeoutError."""
     answer: Future[_T] = Future()
 
     def work() -> None:
         try:
-            answer.set_result(ask())
+            answer.set_result(function())
         except BaseException as error:
             answer.set_exception(error)
 
-    threading.Thread(target=work, name="ask-nvml", daemon=True).start()  # a thread pool would wait for a hung driver
+    # Do not use a thread pool, because it would wait for a hung driver.
+    threading.Thread(target=work, name="ask-nvml", daemon=True).start()
     return answer.result(limit_s)
 
 
-def _find(nvml: Any, grant: Grant) -> GrantedDevices:
+def _find_granted_gpus(nvml: Any, grant: GpuGrant) -> GrantedDevices:
     try:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
         return GrantedDevices(lacks=f"NVML missing: no NVIDIA driver answers ({error})")
-    here = [_unit(nvml, index) for index in range(count)]
+    here = [_open_gpu(nvml, index) for index in range(count)]
     devices: list[PilotDevice] = []
     left_out, wholes = [], []
-    for unit in _chosen(nvml, here, grant):
-        device = _device(nvml, len(devices), unit)
+    for unit in _granted_units(nvml, here, grant):
+        device = _make_device(nvml, len(devices), unit)
         if isinstance(device, str):
             left_out.append(device)
         else:
@@ -168,23 +170,23 @@ def _find(nvml: Any, grant: Grant) -> GrantedDevices:
     return GrantedDevices(tuple(devices), tuple(left_out), why)
 
 
-def _unit(nvml: Any, index: int) -> _Unit:
+def _open_gpu(nvml: Any, index: int) -> _GpuOrPart:
     label = f"GPU {index}"
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
-        refused = is_error(nvml, error, "NVML_ERROR_NO_PERMISSION")
-        return _Unit(label, trouble=f"{label} was left out: {error}", refused=refused)
+        refused = is_nvml_error(nvml, error, "NVML_ERROR_NO_PERMISSION")
+        return _GpuOrPart(label, trouble=f"{label} was left out: {error}", is_refused=refused)
     number = -1
     with suppress(nvml.NVMLError):
         number = int(nvml.nvmlDeviceGetMinorNumber(handle))
     try:
-        return _Unit(label, handle, handle, nvml.nvmlDeviceGetUUID(handle), number=number)
+        return _GpuOrPart(label, handle, handle, nvml.nvmlDeviceGetUUID(handle), number=number)
     except nvml.NVMLError as error:
-        return _Unit(label, trouble=f"{label} was left out: {error}", number=number)
+        return _GpuOrPart(label, trouble=f"{label} was left out: {error}", number=number)
 
 
-def _parts(nvml: Any, unit: _Unit) -> list[_Unit]:
+def _mig_parts_or_gpu(nvml: Any, unit: _GpuOrPart) -> list[_GpuOrPart]:
     if unit.trouble:
         return [unit]
     try:
@@ -199,30 +201,32 @@ def _parts(nvml: Any, unit: _Unit) -> list[_Unit]:
         with suppress(nvml.NVMLError):
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(unit.handle, index)
             label, uuid = f"MIG part {index} of {unit.label}", nvml.nvmlDeviceGetUUID(handle)
-            parts.append(_Unit(label, handle, unit.handle, uuid, number=unit.number))
+            parts.append(_GpuOrPart(label, handle, unit.handle, uuid, number=unit.number))
     none = f"{unit.label} was left out: MIG is on, and no MIG device exists"
     return parts or [msgspec.structs.replace(unit, trouble=none)]
 
 
-def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
-    mine = [unit for unit in here if not unit.refused]
-    parts = [part for unit in mine for part in _parts(nvml, unit)]
+def _granted_units(nvml: Any, node_gpus: list[_GpuOrPart], grant: GpuGrant) -> Iterator[_GpuOrPart]:
+    mine = [unit for unit in node_gpus if not unit.is_refused]
+    parts = [part for unit in mine for part in _mig_parts_or_gpu(nvml, unit)]
     if not grant.variable:
-        yield from parts or here
+        yield from parts or node_gpus
         return
     if grant.of_node:
-        yield from _gpus_by_node_index(here, mine, parts, grant)
+        yield from _gpus_by_node_index(node_gpus, mine, parts, grant)
         return
     seen = set()
     for name in grant.names:
         if name.isdecimal():
             whole = mine[int(name)] if int(name) < len(mine) else None
-            found = _parts(nvml, whole)[0] if whole is not None else None
+            found = _mig_parts_or_gpu(nvml, whole)[0] if whole is not None else None
         else:
             found = next((unit for unit in [*mine, *parts] if name and unit.uuid.startswith(name)), None)
-            silent = next((unit for unit in here if unit.trouble and not unit.refused), None)
+            silent = next((unit for unit in node_gpus if unit.trouble and not unit.is_refused), None)
             if found is None and name.startswith(("GPU-", "MIG-")) and silent is not None:
-                yield _Unit(name, trouble=f"{name} was left out: no GPU that answers has this name ({silent.trouble})")
+                yield _GpuOrPart(
+                    name, trouble=f"{name} was left out: no GPU that answers has this name ({silent.trouble})"
+                )
                 continue
         if found is None or (found.uuid or found.label) in seen:
             return
@@ -230,7 +234,9 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
         yield found
 
 
-def _gpus_by_node_index(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Grant) -> Iterator[_Unit]:
+def _gpus_by_node_index(
+    here: list[_GpuOrPart], mine: list[_GpuOrPart], parts: list[_GpuOrPart], grant: GpuGrant
+) -> Iterator[_GpuOrPart]:
     """Yield the visible GPUs if their number is the granted number. Otherwise yield the GPUs whose device file or NVML
     index is granted.
     """
@@ -245,12 +251,12 @@ def _gpus_by_node_index(here: list[_Unit], mine: list[_Unit], parts: list[_Unit]
         if unit is None and 0 <= index < len(here) and here[index].number < 0:
             unit = here[index]
         if unit is None:
-            yield _Unit(name, trouble=f"GPU {name} of the node ({grant.variable}) is not visible to this job")
+            yield _GpuOrPart(name, trouble=f"GPU {name} of the node ({grant.variable}) is not visible to this job")
         else:
             yield next((part for part in parts if part.whole is unit.handle), unit)
 
 
-def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice | str:
+def _make_device(nvml: Any, index: int, unit: _GpuOrPart) -> PilotDevice | str:
     """Return the device of a GPU or MIG part, or why it is not offered."""
     if unit.trouble:
         return unit.trouble
@@ -270,7 +276,7 @@ def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice | str:
         kind=kind,
         memory_bytes=memory,
         processes=int(mode in (nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS, nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD)),
-        process_bytes=min(PROCESS_BYTES, memory // 8),
+        process_bytes=min(CUDA_PROCESS_BYTES, memory // 8),
     )
     return PilotDevice(facts=facts, uuid=unit.uuid)
 
@@ -291,14 +297,14 @@ def gpu_island_numbers(nvml: Any, handles: Sequence[Any], *, root: Path = Path("
     """
     if len(handles) < 2:
         return [0] * len(handles)
-    linked = _linked(nvml, handles)
+    linked = _number_nvlink_islands(nvml, handles)
     if len(set(linked)) < len(handles):
         return linked
     nodes = [_numa_node(nvml, handle, root) for handle in handles]
     return [0 if node < 0 else node + 1 for node in nodes]
 
 
-def _linked(nvml: Any, handles: Sequence[Any]) -> list[int]:
+def _number_nvlink_islands(nvml: Any, handles: Sequence[Any]) -> list[int]:
     found = list(range(1, len(handles) + 1))
     for one in range(len(handles)):
         for other in range(one):

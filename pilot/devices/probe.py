@@ -28,7 +28,7 @@ from stoker.units import show_signal
 
 _ROOM_BYTES = 64 * 1024 * 1024  # bytes of device memory that the probe fills in addition to the matrices
 _PATTERN = 0xA5A5A5A5
-_BLOCK = 256
+_THREADS_PER_BLOCK = 256
 _COMPILE_ERRORS = frozenset({209, 218, 220, 221, 222, 223})
 """Driver errors for a missing compiler (in some containers) or an old compiler. The device may be healthy."""
 _PTX = b"""
@@ -92,17 +92,17 @@ class NoDriverError(Exception):
     """The device cannot be tested: no driver, no visible GPU, or no compiler for the kernel."""
 
 
-class Gpu:
+class CudaDevice:
     """The first GPU that this process sees, with a CUDA context."""
 
     def __init__(self, driver: Any) -> None:
-        self._call = functools.partial(check, driver)
+        self._call = functools.partial(call_driver, driver)
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self._call("cuDeviceGet", ctypes.byref(device), 0)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self._call("cuCtxSetCurrent", context)
 
-    def product(self, a: array[float], b: array[float], size: int) -> array[float]:
+    def multiply(self, a: array[float], b: array[float], size: int) -> array[float]:
         """Return the product of two square matrices, row by row. Raises DeviceError."""
         room = self._allocate(_ROOM_BYTES)
         self._call("cuMemsetD32_v2", room, ctypes.c_uint32(_PATTERN), ctypes.c_size_t(_ROOM_BYTES // 4))
@@ -115,8 +115,8 @@ class Gpu:
         self._call("cuModuleGetFunction", ctypes.byref(kernel), module, b"product")
         given = [*places, ctypes.c_uint32(size)]
         pointers = (ctypes.c_void_p * len(given))(*(ctypes.addressof(one) for one in given))
-        blocks = -(-size * size // _BLOCK)
-        self._call("cuLaunchKernel", kernel, blocks, 1, 1, _BLOCK, 1, 1, 0, None, pointers, None)
+        blocks = -(-size * size // _THREADS_PER_BLOCK)
+        self._call("cuLaunchKernel", kernel, blocks, 1, 1, _THREADS_PER_BLOCK, 1, 1, 0, None, pointers, None)
         self._call("cuCtxSynchronize")
         out = array("f", bytes(length))
         self._call("cuMemcpyDtoH_v2", ctypes.c_void_p(out.buffer_info()[0]), places[2], ctypes.c_size_t(length))
@@ -128,7 +128,7 @@ class Gpu:
         return place
 
 
-def check(driver: Any, name: str, *arguments: Any) -> None:
+def call_driver(driver: Any, name: str, *arguments: Any) -> None:
     """Call a function of the CUDA driver. Raises DeviceError with the driver's message, or NoDriverError."""
     function = getattr(driver, name, None)
     if function is None:
@@ -143,35 +143,35 @@ def check(driver: Any, name: str, *arguments: Any) -> None:
         raise kind(f"{name.partition('_')[0]}: {known}")
 
 
-def open_first_gpu() -> Gpu:
+def open_first_gpu() -> CudaDevice:
     """Raises NoDriverError, DeviceError."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise NoDriverError(str(error)) from error
-    check(driver, "cuInit", 0)
+    call_driver(driver, "cuInit", 0)
     count = ctypes.c_int()
-    check(driver, "cuDeviceGetCount", ctypes.byref(count))
+    call_driver(driver, "cuDeviceGetCount", ctypes.byref(count))
     if not count.value:
         raise NoDriverError("the driver shows no GPU to this process")
-    return Gpu(driver)
+    return CudaDevice(driver)
 
 
 # ---- the probe
 
-SIZE = 512  # number of rows and columns of each matrix
+MATRIX_SIZE = 512  # number of rows and columns of each matrix
 _LIMIT_S = 120  # the probe exits after this many seconds, because its parent process may have died
 
 
-def examine(computer: Gpu, *, name: str) -> tuple[ProbeVerdict, str]:
+def examine_device(computer: CudaDevice, *, name: str) -> tuple[ProbeVerdict, str]:
     """Return the verdict on a device, and a message if it does not compute correctly."""
-    size = SIZE
+    size = MATRIX_SIZE
     a, d = [float(i % 7 - 3) for i in range(size)], [float(j % 5 - 2) for j in range(size)]
     b, c = [float(k % 4 - 1) for k in range(size)], [float(k % 6 - 2) for k in range(size)]
     left = array("f", (ai + bk for ai in a for bk in b))
     right = array("f", (ck + dj for ck in c for dj in d))
     try:
-        product = computer.product(left, right, size)
+        product = computer.multiply(left, right, size)
     except DeviceError as refused:
         return ProbeVerdict.FAILED, f"{name} failed: {refused}"
     sum_b, sum_c, sum_bc = sum(b), sum(c), sum(map(float.__mul__, b, c))
@@ -215,7 +215,7 @@ def main(arguments: list[str]) -> int:
     signal.alarm(_LIMIT_S)
     name = arguments[0]
     try:
-        answer, said = examine(open_first_gpu(), name=name)
+        answer, said = examine_device(open_first_gpu(), name=name)
     except NoDriverError as error:
         answer, said = ProbeVerdict.UNKNOWN, f"{name} cannot be probed: {error}"
     except DeviceError as error:

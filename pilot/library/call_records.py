@@ -23,61 +23,61 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from stoker.pilot.core.infrastructure import is_unwritable_disk_error
-from stoker.protocol.calls import Printed
+from stoker.protocol.calls import OutputRange
 
 # ---- the marker of running calls
 
-_RECORD = struct.Struct("<Qqq")
-_SIZE = _RECORD.size
-NOWHERE = -1  # log offset if the position of a call's output is unknown
+_RECORD_LAYOUT = struct.Struct("<Qqq")
+_RECORD_BYTES = _RECORD_LAYOUT.size
+UNKNOWN_OFFSET = -1  # log offset if the position of a call's output is unknown
 
 
-class Running(NamedTuple):
-    """A running call. If `slot` is not one of the library's slots, the call has already ended (see `suspect`)."""
+class RunningCall(NamedTuple):
+    """A running call. With a `slot` that the library does not have: an ended call (see `record_suspects`)."""
 
     call: int
     start_ns: int
-    log_from: int = NOWHERE
+    log_offset: int = UNKNOWN_OFFSET
     slot: int = 0
 
 
-class Marker:
+class CallMarker:
     def __init__(self, path: str | os.PathLike[str], *, slots: int) -> None:
         self._path = os.path.abspath(path)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            size = (1 + slots) * _SIZE
+            size = (1 + slots) * _RECORD_BYTES
             os.posix_fallocate(descriptor, 0, size)  # fail here on a full disk: later, a write would kill this process
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
-        self._pack = _RECORD.pack_into
+        self._pack = _RECORD_LAYOUT.pack_into
 
-    def begin(self, slot: int, call: int, start_ns: int, log_from: int) -> None:
-        self._pack(self._map, (1 + slot) * _SIZE, call, start_ns, log_from)
+    def record_start(self, slot: int, call: int, start_ns: int, log_offset: int) -> None:
+        self._pack(self._map, (1 + slot) * _RECORD_BYTES, call, start_ns, log_offset)
 
-    def idle(self, slot: int) -> None:
-        self._pack(self._map, (1 + slot) * _SIZE, 0, 0, NOWHERE)
+    def record_idle(self, slot: int) -> None:
+        self._pack(self._map, (1 + slot) * _RECORD_BYTES, 0, 0, UNKNOWN_OFFSET)
 
-    def ended(self, log_bytes: int) -> None:
+    def record_log_length(self, log_bytes: int) -> None:
         self._pack(self._map, 0, 0, 0, log_bytes)
 
-    def suspect(self, calls: Iterable[int]) -> None:
+    def record_suspects(self, calls: Iterable[int]) -> None:
         """Record ended calls that may have killed this process before their outcomes reached the agent."""
         with suppress(OSError), open(self._path, "ab") as file:
-            file.write(b"".join(_RECORD.pack(call, time.monotonic_ns(), NOWHERE) for call in calls))
+            file.write(b"".join(_RECORD_LAYOUT.pack(call, time.monotonic_ns(), UNKNOWN_OFFSET) for call in calls))
 
 
-def running(path: Path) -> list[Running]:
+def read_running_calls(path: Path) -> list[RunningCall]:
     """Return the running calls that a process recorded in its marker file."""
     try:
         data = path.read_bytes()
     except OSError:
         return []
-    records = list(_RECORD.iter_unpack(data[: len(data) // _SIZE * _SIZE]))
+    records = list(_RECORD_LAYOUT.iter_unpack(data[: len(data) // _RECORD_BYTES * _RECORD_BYTES]))
     others_to = records[0][2] if records else 0
     return [
-        Running(call, start_ns, log_from if log_from == NOWHERE else max(log_from, others_to), slot)
+        RunningCall(call, start_ns, log_from if log_from == UNKNOWN_OFFSET else max(log_from, others_to), slot)
         for slot, (call, start_ns, log_from) in enumerate(records[1:])
         if start_ns
     ]
@@ -85,7 +85,7 @@ def running(path: Path) -> list[Running]:
 
 # ---- output
 
-_GAP_S = 0.001  # seconds; if two calls are further apart, output between them belongs to neither call
+_MAX_GAP_S = 0.001  # seconds; if two calls are further apart, output between them belongs to neither call
 _clock = time.perf_counter
 
 
@@ -96,32 +96,32 @@ class LogTail:
         self._path = path
         facts = os.fstat(1)
         self.start = facts.st_size  # offset in the log where the output of the current or next call begins
-        self._taken_at = 0.0
+        self._last_taken_at = 0.0
         self._file_identity = (facts.st_dev, facts.st_ino)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout = open_log_stream(1)
         if isinstance(sys.stderr, io.TextIOWrapper):
             sys.stderr = open_log_stream(2)
 
-    def begin(self) -> int:
-        if _clock() - self._taken_at > _GAP_S and not _has_length(self.start):
-            self.start = max(self.start, self._size())
+    def begin_call(self) -> int:
+        if _clock() - self._last_taken_at > _MAX_GAP_S and not _is_log_length(self.start):
+            self.start = max(self.start, self._log_length())
         return self.start
 
-    def take(self) -> Printed | None:
-        _flush(sys.stdout)
-        _flush(sys.stderr)
-        self._taken_at = _clock()
+    def take_output(self) -> OutputRange | None:
+        _flush_if_possible(sys.stdout)
+        _flush_if_possible(sys.stderr)
+        self._last_taken_at = _clock()
         start = self.start
-        if _has_length(start):
+        if _is_log_length(start):
             return None
-        size = self._size()
+        size = self._log_length()
         if size <= start:
             return None
         self.start = size
-        return Printed(path=self._path, start=start, end=size)
+        return OutputRange(path=self._path, start=start, end=size)
 
-    def _size(self) -> int:
+    def _log_length(self) -> int:
         try:
             facts = os.fstat(1)
         except OSError:
@@ -134,31 +134,31 @@ class ThreadTail:
 
     _lock = threading.Lock()
 
-    def __init__(self, path: str, kept: str, *, ended: Callable[[int], None]) -> None:
+    def __init__(self, path: str, output_file: str, *, on_log_length: Callable[[int], None]) -> None:
         self._path = path
-        self._ended = ended
-        self._file = os.open(kept, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._on_log_length = on_log_length
+        self._file = os.open(output_file, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._stream = open_log_stream(self._file)
-        route()
+        route_output_by_thread()
 
-    def begin(self) -> int:
+    def begin_call(self) -> int:
         """Send this thread's Python output to the slot's file. Return the log offset at which output of C code
         begins.
         """
-        _local.stream = self._stream
+        _thread_output.stream = self._stream
         try:
             return os.fstat(1).st_size
         except OSError:  # a call has closed the descriptor
             return 0
 
-    def take(self) -> Printed | None:
+    def take_output(self) -> OutputRange | None:
         """Move this thread's output into the log."""
-        _local.stream = None
-        _flush(self._stream)
+        _thread_output.stream = None
+        _flush_if_possible(self._stream)
         with self._lock:
             try:
-                printed = _move(self._file, 1, self._path)
-                self._ended(os.fstat(1).st_size)
+                printed = _move_output(self._file, 1, self._path)
+                self._on_log_length(os.fstat(1).st_size)
             except OSError:  # after a closed descriptor or a disk error, only the output is lost
                 return None
         return printed
@@ -168,13 +168,13 @@ def call_output_path(folder: str | os.PathLike[str], slot: int) -> str:
     return os.path.join(folder, f"printed-{slot}")
 
 
-def recover_call_output(log: str, kept: str) -> None:
-    """Append the output of a dead process's call, from the file `kept`, to the log."""
-    with suppress(OSError), open(kept, "r+b", buffering=0) as file, open(log, "ab", buffering=0) as target:
-        _move(file.fileno(), target.fileno(), log)
+def recover_call_output(log: str, output_file: str) -> None:
+    """Append the output of a dead process's call, from `output_file`, to the log."""
+    with suppress(OSError), open(output_file, "r+b", buffering=0) as file, open(log, "ab", buffering=0) as target:
+        _move_output(file.fileno(), target.fileno(), log)
 
 
-def _move(file: int, log: int, path: str) -> Printed | None:
+def _move_output(file: int, log: int, path: str) -> OutputRange | None:
     size = os.fstat(file).st_size
     if not size:
         return None
@@ -186,17 +186,18 @@ def _move(file: int, log: int, path: str) -> Printed | None:
         if not is_unwritable_disk_error(error):
             raise
     os.ftruncate(file, 0)
-    return Printed(path=path, start=start, end=start + done) if done else None
+    return OutputRange(path=path, start=start, end=start + done) if done else None
 
 
-def route() -> None:
-    if not isinstance(sys.stdout, _Router):
-        sys.stdout = _Router(sys.stdout)
-        sys.stderr = _Router(sys.stderr)
-        os.register_at_fork(after_in_child=lambda: setattr(_local, "stream", None))  # a child may outlive the call
+def route_output_by_thread() -> None:
+    if not isinstance(sys.stdout, _OutputRouter):
+        sys.stdout = _OutputRouter(sys.stdout)
+        sys.stderr = _OutputRouter(sys.stderr)
+        # A forked child may outlive the call, so its output goes to the log directly.
+        os.register_at_fork(after_in_child=lambda: setattr(_thread_output, "stream", None))
 
 
-_local = threading.local()
+_thread_output = threading.local()
 
 
 class _LogFile(io.FileIO):
@@ -216,14 +217,14 @@ def open_log_stream(descriptor: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
-class _Router:
+class _OutputRouter:
     """Forwards each access to the current thread's stream, or to the original stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(getattr(_local, "stream", None) or self._stream, name)
+        return getattr(getattr(_thread_output, "stream", None) or self._stream, name)
 
     def fileno(self) -> int:
         return self._stream.fileno()
@@ -232,13 +233,13 @@ class _Router:
         self.flush()
 
 
-def _has_length(length: int) -> bool:
+def _is_log_length(length: int) -> bool:
     try:
         return os.lseek(1, 0, os.SEEK_END) == length
     except OSError:  # a call has closed the descriptor, or replaced it by a pipe
         return False
 
 
-def _flush(stream: TextIO | None) -> None:
+def _flush_if_possible(stream: TextIO | None) -> None:
     with suppress(OSError, ValueError, AttributeError):
         stream.flush()  # type: ignore[union-attr]

@@ -21,12 +21,12 @@ import msgspec
 from stoker.contexts import payloads
 from stoker.contexts.folders import is_visible_here
 from stoker.contexts.payload_layout import WITH_MODULES, Buffer
-from stoker.contexts.payloads import carried_module_versions, loads_code
+from stoker.contexts.payloads import loads_code, versions_of_sent_modules
 from stoker.contexts.recipe import ObjectRef
-from stoker.contexts.user_modules import NO_MODULES, context_module_versions, count_replaced
+from stoker.contexts.user_modules import NO_MODULES, context_module_versions, count_replacements
 from stoker.errors import SerializationError
-from stoker.pilot.core.turns import FirstCome
-from stoker.pilot.library.connection import Settings
+from stoker.pilot.core.turns import CallQueue
+from stoker.pilot.library.connection import LibrarySettings
 from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallSpec, Failure, FailureKind, Payload
 from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob
@@ -34,8 +34,8 @@ from stoker.whole_files import write_all
 
 # ---- functions
 
-_ROOM = 128
-_ROOM_BYTES = 128_000_000
+_MOST_FUNCTIONS = 128
+_MOST_FUNCTION_BYTES = 128_000_000
 
 
 class Function:
@@ -47,65 +47,68 @@ class Function:
         self.mean_s = 0.0  # mean run time of the function's calls in seconds, weighted to recent calls (0: unknown)
         self._blob = blob.blob
         self._lock = threading.Lock()
-        self._opened: tuple[Callable[..., Any], bool] | None = None
+        self._unpickled: tuple[Callable[..., Any], bool] | None = None
         self._modules = NO_MODULES
-        self._replaced = 0  # number of replaced modules in this process when the function was unpickled
+        self._replaced_modules = 0  # number of replaced modules in this process when the function was unpickled
 
     @functools.cached_property
-    def versions(self) -> Mapping[str, str]:
-        return carried_module_versions(self._blob)
+    def carried_modules(self) -> Mapping[str, str]:
+        return versions_of_sent_modules(self._blob)
 
-    def open(self) -> tuple[Callable[..., Any], bool]:
+    def unpickle(self) -> tuple[Callable[..., Any], bool]:
         """Return the function, and True if its first argument is the context."""
-        self._modules.enter()
-        opened = self._opened
-        if opened is None or self._replaced != count_replaced():
+        self._modules.activate()
+        opened = self._unpickled
+        if opened is None or self._replaced_modules != count_replacements():
             with self._lock:  # several slots may run the function's first call at the same time
-                opened = self._opened
-                if opened is None or self._replaced != count_replaced():  # globals may refer to a replaced module
+                opened = self._unpickled
+                # Unpickle again after a module was replaced, because globals may refer to the old module.
+                if opened is None or self._replaced_modules != count_replacements():
                     (function, takes_context, *_), self._modules = loads_code(self._blob)
-                    self._opened = opened = (function, takes_context)
-                    self._replaced = count_replaced()
+                    self._unpickled = opened = (function, takes_context)
+                    self._replaced_modules = count_replacements()
         return opened
 
-    def open_arguments(self, data: Buffer) -> Any:
+    def unpickle_arguments(self, data: Buffer) -> Any:
         """Unpickle a call's arguments. Modules sent with the arguments override those sent with the function."""
         return loads_code(data, under=self._modules)[0] if data[:1] == WITH_MODULES else payloads.loads(data)
 
-    def took(self, seconds: float) -> None:
+    def record_run_time(self, seconds: float) -> None:
         self.mean_s = seconds if not self.mean_s else 0.7 * self.mean_s + 0.3 * seconds
 
 
 class RunnableCall(msgspec.Struct, frozen=True):
     spec: CallSpec
-    run: Run
+    order: Run
     function: Function
 
 
-class Functions:
-    """A cache of functions: at most `_ROOM` functions and `_ROOM_BYTES` bytes, or one larger function."""
+class FunctionCache:
+    """A cache of at most 128 functions with together at most 128 MB, or of one larger function."""
 
     def __init__(self) -> None:
-        self._bytes = 0
-        self._here: OrderedDict[str, Function] = OrderedDict()
+        self._total_bytes = 0
+        self._functions: OrderedDict[str, Function] = OrderedDict()
 
-    def find(self, key: str, blob: FunctionBlob | None) -> Function | None:
-        found = self._here.get(key)
+    def find_or_add(self, key: str, blob: FunctionBlob | None) -> Function | None:
+        found = self._functions.get(key)
         if found is None:
             if blob is None:
                 return None
-            found = self._here[key] = Function(blob)
-            self._bytes += found.size_bytes
-            while len(self._here) > _ROOM or (self._bytes > _ROOM_BYTES and len(self._here) > 1):
-                self._bytes -= self._here.popitem(last=False)[1].size_bytes
+            found = self._functions[key] = Function(blob)
+            self._total_bytes += found.size_bytes
+            while len(self._functions) > _MOST_FUNCTIONS or (
+                self._total_bytes > _MOST_FUNCTION_BYTES and len(self._functions) > 1
+            ):
+                self._total_bytes -= self._functions.popitem(last=False)[1].size_bytes
         else:
-            self._here.move_to_end(key)
+            self._functions.move_to_end(key)
         return found
 
 
 # ---- pickling
 
-_SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
+_SMALL_TYPES = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
 
 
 class TransferError(Exception):
@@ -116,88 +119,90 @@ class TransferError(Exception):
         self.failure = failure
 
 
-class Packer:
-    def __init__(self, settings: Settings) -> None:
+class CallPickler:
+    def __init__(self, settings: LibrarySettings) -> None:
         self._settings = settings
 
-    def error(self, message: str) -> TransferError:
-        return TransferError(self._settings.failure(FailureKind.SERIALIZATION, message))
+    def make_error(self, message: str) -> TransferError:
+        return TransferError(self._settings.make_failure(FailureKind.SERIALIZATION, message))
 
     # ---- functions and arguments
 
-    def open_function(self, function: Function) -> tuple[Callable[..., Any], bool]:
+    def unpickle_function(self, function: Function) -> tuple[Callable[..., Any], bool]:
         try:
-            return function.open()
+            return function.unpickle()
         except BaseException as error:
-            self._tell(error, f"the function {function.name} was")
+            self._explain_unpickle_error(error, f"the function {function.name} was")
             raise
 
-    def open_arguments(
+    def unpickle_arguments(
         self, function: Function, payload: Payload, objects: Mapping[str, str]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         data: Any = payload
         if isinstance(data, ObjectRef):
             try:
-                data = _map(objects.get(data.name) or data.source)
+                data = _map_file(objects.get(data.name) or data.source)
             except OSError as error:
                 what = f"the arguments of {function.name} could not be read on {self._settings.pilot}"
-                raise self.error(f"{what}: {type(error).__name__}: {error}") from error
+                raise self.make_error(f"{what}: {type(error).__name__}: {error}") from error
         try:
-            args, kwargs = function.open_arguments(data)
+            args, kwargs = function.unpickle_arguments(data)
         except BaseException as error:
-            self._tell(error, f"the arguments of {function.name} were")
+            self._explain_unpickle_error(error, f"the arguments of {function.name} were")
             raise
         return args, kwargs
 
-    def _tell(self, error: BaseException, what_was: str) -> None:
+    def _explain_unpickle_error(self, error: BaseException, what_was: str) -> None:
         text = f"{what_was.rpartition(' ')[0]} could not be unpickled on {self._settings.pilot}"
         if isinstance(error, ImportError):
-            raise self.error(f"{text}: {type(error).__name__}: {error}; its imports must be installed there") from error
+            raise self.make_error(
+                f"{text}: {type(error).__name__}: {error}; its imports must be installed there"
+            ) from error
         if isinstance(error, SerializationError):
-            raise self.error(f"{text}: {error}") from error
+            raise self.make_error(f"{text}: {error}") from error
         with contextlib.suppress(Exception):  # a user's exception class may reject notes
             error.add_note(f"while {what_was} unpickled on {self._settings.pilot}")
 
     # ---- results and exceptions
 
-    def parts(self, value: Any, *, what: str) -> list[Any]:
+    def pickle_parts(self, value: Any, *, what: str) -> list[Any]:
         """Return the pickled parts of a result or of a yielded piece. `what` names the value in errors. Raises
         TransferError.
         """
         try:
-            if type(value) in _SMALL:
+            if type(value) in _SMALL_TYPES:
                 return [payloads.dumps(value, what=what)]
             return payloads.dump_parts(value, what=what)
         except SerializationError as error:
-            raise self.error(str(error)) from error
+            raise self.make_error(str(error)) from error
         except BaseException as error:
             text = f"the {what}, a {type(value).__name__}, could not be pickled: {type(error).__name__}: {error}"
-            raise self.error(text) from error
+            raise self.make_error(text) from error
 
-    def pack(self, call: int, result: Any) -> Payload:
-        parts = self.parts(result, what="result")
+    def pickle_result(self, call: int, result: Any) -> Payload:
+        parts = self.pickle_parts(result, what="result")
         if len(parts) == 1 and len(parts[0]) <= INLINE_LIMIT_BYTES:
             return parts[0] if type(parts[0]) is bytes else bytes(parts[0])
         if sum(map(len, parts)) <= INLINE_LIMIT_BYTES:
             return b"".join(parts)
-        return self._store(call, parts)
+        return self._write_result_file(call, parts)
 
-    def pack_error(self, call: int, error: BaseException) -> Payload:
+    def pickle_exception(self, call: int, error: BaseException) -> Payload:
         """Return an exception as a pickled payload, and drop the exception's stack frames."""
         if error.__traceback__ is not None:  # make the traceback begin at the first frame of user code
             error.__traceback__ = error.__traceback__.tb_next
         data = payloads.dump_exception(error)
-        error.__traceback__ = None  # frames keep the arguments alive
+        error.__traceback__ = None  # stack frames would keep the call's arguments in memory
         if len(data) <= INLINE_LIMIT_BYTES:
             return data
         try:
-            return self._store(call, [data])
+            return self._write_result_file(call, [data])
         except TransferError:
             return payloads.dump_exception(
                 SerializationError(f"an exception {type(error).__name__} of {len(data)} bytes was lost")
             )
 
-    def _store(self, call: int, parts: list[Any]) -> ObjectRef:
+    def _write_result_file(self, call: int, parts: list[Any]) -> ObjectRef:
         size = sum(map(len, parts))
         name = f"result-{call:x}-{uuid.uuid4().hex[:12]}"
         path = Path(self._settings.objects) / name
@@ -208,11 +213,11 @@ class Packer:
         except OSError as error:
             path.unlink(missing_ok=True)
             text = f"a result of {size} bytes could not be written to {path}: {error}; free disk space there"
-            raise self.error(text) from error
+            raise self.make_error(text) from error
         return ObjectRef(name=name, size_bytes=size, source=str(path))
 
 
-def _map(path: str) -> memoryview:
+def _map_file(path: str) -> memoryview:
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return memoryview(bytearray())
@@ -231,15 +236,15 @@ class CallCompatibility:
     def __init__(self) -> None:
         self._context_versions = context_module_versions()
         self._running: dict[int, _Versions] = {}
-        self._next_versions: tuple[RunnableCall, _Versions] | None = None
+        self._versions_of_next_call: tuple[RunnableCall, _Versions] | None = None
         self._has_waiting_call = False
-        self.is_one_folder = False  # True if all slots share one working folder
+        self.has_shared_folder = False  # True if all slots share one working folder
         self._is_visible_here = functools.cache(is_visible_here)
 
-    def take(self, queue: FirstCome[RunnableCall], slot: int) -> RunnableCall | None:
+    def take_next_call(self, queue: CallQueue[RunnableCall], slot: int) -> RunnableCall | None:
         """Return the next call for a slot, or None if no call may begin yet."""
-        while (entry := queue.next()) is not None:
-            versions = self._wanted(entry[1])
+        while (entry := queue.peek()) is not None:
+            versions = self._needed_versions(entry[1])
             if any(
                 other.get(name, version) != version
                 for other in self._running.values()
@@ -247,30 +252,30 @@ class CallCompatibility:
             ):
                 self._has_waiting_call = True
                 return None
-            if queue.begin(entry):
+            if queue.remove_entry(entry):
                 self._running[slot] = versions
-                self._next_versions = None
+                self._versions_of_next_call = None
                 return entry[1]
         return None
 
-    def end(self, slot: int) -> bool:
+    def record_call_end(self, slot: int) -> bool:
         """Record the end of a slot's call. Return True if another call may have waited for this end."""
         self._running.pop(slot, None)
         waits, self._has_waiting_call = self._has_waiting_call, False
         return waits
 
-    def _wanted(self, work: RunnableCall) -> _Versions:
-        if self._next_versions is not None and self._next_versions[0] is work:
-            return self._next_versions[1]
-        versions, payload = work.function.versions, work.spec.payload
+    def _needed_versions(self, work: RunnableCall) -> _Versions:
+        if self._versions_of_next_call is not None and self._versions_of_next_call[0] is work:
+            return self._versions_of_next_call[1]
+        versions, payload = work.function.carried_modules, work.spec.payload
         if self._context_versions:
             versions = {**self._context_versions, **versions}
-        where = work.run.objects.get(payload.name) or payload.source if isinstance(payload, ObjectRef) else payload
-        if brought := carried_module_versions(where):
+        where = work.order.objects.get(payload.name) or payload.source if isinstance(payload, ObjectRef) else payload
+        if brought := versions_of_sent_modules(where):
             versions = {**versions, **brought}
-        if self.is_one_folder:
-            folder, home = work.run.options.folder, work.run.options.home
+        if self.has_shared_folder:
+            folder, home = work.order.options.folder, work.order.options.home
             is_named = folder or (home is not None and self._is_visible_here(home))
             versions = {**versions, _FOLDER: f"{folder} {home}" if is_named else str(work.spec.call)}
-        self._next_versions = work, versions
+        self._versions_of_next_call = work, versions
         return versions

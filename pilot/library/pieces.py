@@ -20,50 +20,48 @@ from typing import Any
 
 from stoker.connections import join_address
 from stoker.contexts import payloads
-from stoker.contexts.ambient import CallStop, Gang, RelayedTexts
+from stoker.contexts.ambient import Gang, RelayedTexts, StopRequest
 from stoker.errors import GangBroken
 from stoker.protocol.calls import WINDOW_BYTES, WINDOW_PIECES, GangPlace
 from stoker.protocol.ids import CallId
-from stoker.protocol.to_agent import Listens, Yielded
-from stoker.protocol.to_library import Taken
+from stoker.protocol.to_agent import RankZeroListens, Yielded
+from stoker.protocol.to_library import PiecesReceived
 from stoker.units import show_seconds
 
 # ---- meetings
 
-_KEPT = 64  # maximum number of stored addresses that no call has requested yet
+_MOST_ADDRESSES = 64  # maximum number of stored addresses that no call has requested yet
 
 
 class GangMeetings:
-    """Connects the ranks of gangs in one library. `say` sends a message to the agent. `key`: secret of the session's
-    gangs.
-    """
+    """Connects the ranks of gangs in one library. `key`: secret of the session's gangs."""
 
-    def __init__(self, *, host: str, say: Callable[[Listens], None], key: bytes = b"") -> None:
+    def __init__(self, *, host: str, send_message: Callable[[RankZeroListens], None], key: bytes = b"") -> None:
         self._host = host
-        self._send_message = say
+        self._send_message = send_message
         self._key = key
         self._addresses: dict[int, str] = {}
         self._changed = threading.Condition()
 
-    def told(self, call: int, address: str) -> None:
+    def record_address(self, call: int, address: str) -> None:
         """Record the address of rank 0 of a call's gang, or "" if this rank is cancelled. The call may arrive later."""
         with self._changed:
             self._addresses[call] = address
-            while len(self._addresses) > _KEPT:
+            while len(self._addresses) > _MOST_ADDRESSES:
                 del self._addresses[next(iter(self._addresses))]
             self._changed.notify_all()
 
-    def over(self, call: int) -> None:
-        if self._addresses:  # usually empty
+    def forget_call(self, call: int) -> None:
+        if self._addresses:  # take the lock only if needed: most libraries run no gangs
             with self._changed:
                 self._addresses.pop(call, None)
 
-    def seat(self, call: CallId, place: GangPlace, limit_s: float) -> Gang:
+    def join_gang(self, call: CallId, place: GangPlace, limit_s: float) -> Gang:
         """Wait for the address of rank 0, and return the `Gang` of this rank. Raises GangBroken."""
         if place.size == 1:
             return Gang(rank=0, size=1)
         if place.rank == 0:
-            return self._listen(call, place)
+            return self._listen_as_rank_0(call, place)
         with self._changed:
             if not self._changed.wait_for(lambda: call in self._addresses or place.rendezvous, limit_s):
                 raise GangBroken(
@@ -76,7 +74,7 @@ class GangMeetings:
             raise GangBroken(f"rank {place.rank} of {place.size} was cancelled", rank=place.rank, size=place.size)
         return Gang(rank=place.rank, size=place.size, rendezvous=address, key=self._gang_key_of_call(call))
 
-    def _listen(self, call: CallId, place: GangPlace) -> Gang:
+    def _listen_as_rank_0(self, call: CallId, place: GangPlace) -> Gang:
         try:
             family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
             listener = socket.create_server((self._host, 0), family=family, backlog=place.size + 64)
@@ -85,7 +83,7 @@ class GangMeetings:
                 f"rank 0 of {place.size} cannot listen on {self._host}: {error}", rank=0, size=place.size
             ) from error
         port = listener.getsockname()[1]
-        self._send_message(Listens(call=call, port=port))
+        self._send_message(RankZeroListens(call=call, port=port))
         rendezvous, key = join_address(self._host, port), self._gang_key_of_call(call)
         return Gang(rank=0, size=place.size, rendezvous=rendezvous, listener=listener, key=key)
 
@@ -96,11 +94,11 @@ class GangMeetings:
 # ---- generators
 
 
-def yields(result: Any) -> bool:
+def is_generator(result: Any) -> bool:
     return type(result) is GeneratorType or type(result) is AsyncGeneratorType
 
 
-def drain(result: Any, put: Callable[[Any], bool], stop: CallStop) -> bool:
+def pass_pieces(result: Any, put: Callable[[Any], bool], stop: StopRequest) -> bool:
     """Pass each piece of the result to `put`. Return False if `put` refused a piece."""
     if not hasattr(result, "__anext__"):
         try:
@@ -108,10 +106,10 @@ def drain(result: Any, put: Callable[[Any], bool], stop: CallStop) -> bool:
         finally:
             if hasattr(result, "close"):
                 result.close()
-    return bool(run_in_event_loop(_drain_async(result, put), stop))
+    return bool(run_in_event_loop(_pass_pieces_async(result, put), stop))
 
 
-async def _drain_async(result: Any, put: Callable[[Any], bool]) -> bool:
+async def _pass_pieces_async(result: Any, put: Callable[[Any], bool]) -> bool:
     try:
         async for piece in result:
             if not put(piece):
@@ -122,18 +120,18 @@ async def _drain_async(result: Any, put: Callable[[Any], bool]) -> bool:
             await result.aclose()
 
 
-def as_list(result: Any, stop: CallStop) -> list[Any]:
+def collect_pieces(result: Any, stop: StopRequest) -> list[Any]:
     pieces: list[Any] = []
 
     def put(piece: Any) -> bool:
         pieces.extend(piece if isinstance(piece, RelayedTexts) else (piece,))
         return True
 
-    drain(result, put, stop)
+    pass_pieces(result, put, stop)
     return pieces
 
 
-def run_in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
+def run_in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: StopRequest) -> Any:
     import asyncio  # a late import saves 50 ms in libraries without coroutines
 
     async def run() -> Any:
@@ -147,23 +145,23 @@ def run_in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> An
             with suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(cancel)
 
-        stop.wakes(wake)
+        stop.add_wake_function(wake)
         try:
             return await coroutine
         finally:
-            stop.forget(wake)
+            stop.remove_wake_function(wake)
 
     try:
         return asyncio.run(run())
     except asyncio.CancelledError:
-        stop.check()
+        stop.raise_if_requested()
         raise
 
 
 # ---- gathering
 
-GATHER_EACH_S, GATHER_S = 0.000_05, 0.004  # pause between frames: 0.05 ms per call that yields pieces, at most 4 ms
-GATHER_BYTES = 250_000  # bytes of gathered pieces after which a frame is sent
+MAX_PAUSE_PER_CALL_S, MAX_PAUSE_S = 0.000_05, 0.004  # pause between frames: 0.05 ms per call, at most 4 ms
+MAX_GATHERED_BYTES = 250_000  # bytes of gathered pieces after which a frame is sent
 _now = time.monotonic
 
 
@@ -171,28 +169,28 @@ class PieceBatcher:
     """Collects pieces from any thread, and passes the pieces to `send` in order."""
 
     def __init__(self, send: Callable[[list[Yielded]], None]) -> None:
-        self.calls = 0  # number of running calls that yield pieces
+        self.yielding_calls = 0  # number of running calls that yield pieces
         self._send = send
         self._waiting: dict[int, Yielded] = {}  # pieces to send, by the number of the call's run
         self._bytes = 0
         self._due = 0.0  # pieces that arrive before this time wait until then
-        self._came = threading.Condition()  # held during a send, so that pieces stay in order
+        self._pieces_added = threading.Condition()  # held during a send, so that pieces stay in order
         self._sender: threading.Thread | None = None
 
-    def add(self, pieces: Yielded, *, at_once: bool) -> None:
-        with self._came:
-            self._add(pieces)
+    def add_pieces(self, pieces: Yielded, *, at_once: bool) -> None:
+        with self._pieces_added:
+            self._append_pieces(pieces)
             self._send_or_schedule_pieces(at_once=at_once or pieces.waits)
 
     def add_pieces_of_runs(self, pieces: list[tuple[YieldingRun, Yielded]], *, at_once: bool) -> None:
         """Add pieces, except pieces of runs that another thread has ended."""
-        with self._came:
+        with self._pieces_added:
             for run, each in pieces:
                 if not run.is_over:
-                    self._add(each)
+                    self._append_pieces(each)
             self._send_or_schedule_pieces(at_once=at_once)
 
-    def _add(self, pieces: Yielded) -> None:
+    def _append_pieces(self, pieces: Yielded) -> None:
         before = self._waiting.get(pieces.run)
         if before is None:
             self._waiting[pieces.run] = pieces
@@ -202,105 +200,107 @@ class PieceBatcher:
         self._bytes += sum(map(len, pieces.items))
 
     def _send_or_schedule_pieces(self, *, at_once: bool) -> None:
-        if at_once or self._bytes >= GATHER_BYTES or _now() >= self._due:
+        if at_once or self._bytes >= MAX_GATHERED_BYTES or _now() >= self._due:
             self._send_all()
         elif self._sender is None:
             self._sender = threading.Thread(target=self._send_pieces_when_due, name="stoker-pieces", daemon=True)
             self._sender.start()
         else:
-            self._came.notify()
+            self._pieces_added.notify()
 
-    def drop(self, run: int) -> None:
-        with self._came:
+    def drop_pieces_of_run(self, run: int) -> None:
+        with self._pieces_added:
             self._waiting.pop(run, None)
 
     def _send_all(self) -> None:
         waiting, self._waiting, self._bytes = self._waiting, {}, 0
         if waiting:
             self._send(list(waiting.values()))
-        self._due = _now() + min(GATHER_S, self.calls * GATHER_EACH_S)
+        self._due = _now() + min(MAX_PAUSE_S, self.yielding_calls * MAX_PAUSE_PER_CALL_S)
 
     def _send_pieces_when_due(self) -> None:
         while True:
-            with self._came:
+            with self._pieces_added:
                 while not self._waiting:
-                    self._came.wait()
+                    self._pieces_added.wait()
                 wait_s = self._due - _now()
             time.sleep(max(0.0, wait_s))
-            with self._came:
+            with self._pieces_added:
                 if self._waiting and _now() >= self._due:  # otherwise another thread has sent the pieces
                     self._send_all()
 
 
 # ---- the window of pieces
 
-TURN_S = 0.1  # seconds between two checks whether a waiting call must end
-FIRST_PIECES = 3  # the first 3 pieces of a call are sent immediately, because the client has no output yet
+END_CHECK_INTERVAL_S = 0.1  # seconds between two checks whether a waiting call must end
+IMMEDIATE_PIECES = 3  # the first 3 pieces of a call are sent immediately, because the client has no output yet
 _RUN_BITS = 32
 
 
 class PieceSender:
-    """Sends a library's pieces. `read(seconds)` reads the agent's messages; None if another thread reads them."""
+    """Sends a library's pieces. `read_messages(seconds)`: reads the agent's messages; None if another thread does."""
 
     def __init__(self, library: int, *, send: Callable[[list[Yielded]], None]) -> None:
-        self.read: Callable[[float], None] | None = None
+        self.read_messages: Callable[[float], None] | None = None
         self._batcher = PieceBatcher(send)
         self._runs: dict[int, YieldingRun] = {}
-        self._relayed: list[tuple[YieldingRun, Yielded]] = []
+        self._engine_texts: list[tuple[YieldingRun, Yielded]] = []
         """Texts that the engine's thread has yielded. Only the engine's thread uses the list."""
         self._next_run = library << _RUN_BITS
-        self.changed = threading.Condition()
+        self.window_changed = threading.Condition()
 
-    def begin(self, call: CallId, *, is_to_end: Callable[[], bool], on_waited: Callable[[float], None]) -> YieldingRun:
-        with self.changed:
+    def begin_run(
+        self, call: CallId, *, must_end: Callable[[], bool], on_waited: Callable[[float], None]
+    ) -> YieldingRun:
+        with self.window_changed:
             number, self._next_run = self._next_run, self._next_run + 1
-            run = self._runs[call] = YieldingRun(self, call, number, is_to_end=is_to_end, on_waited=on_waited)
-            self._batcher.calls = len(self._runs)
+            run = self._runs[call] = YieldingRun(self, call, number, must_end=must_end, on_waited=on_waited)
+            self._batcher.yielding_calls = len(self._runs)
         return run
 
-    def over(self, run: YieldingRun) -> None:
-        with self.changed:
+    def end_run(self, run: YieldingRun) -> None:
+        with self.window_changed:
             run.is_over = True
             self._runs.pop(run.call, None)
-            self._batcher.calls = len(self._runs)
-        self._batcher.drop(run.number)
+            self._batcher.yielding_calls = len(self._runs)
+        self._batcher.drop_pieces_of_run(run.number)
 
-    def taken(self, message: Taken) -> None:
-        with self.changed:
+    def record_taken_pieces(self, message: PiecesReceived) -> None:
+        with self.window_changed:
             run = self._runs.get(message.call)
             if run is not None and run.number == message.run:
-                run.take(message.upto)
-                self.changed.notify_all()
+                run.drop_taken_pieces(message.upto)
+                self.window_changed.notify_all()
 
-    def wake(self) -> None:
-        with self.changed:
-            self.changed.notify_all()
+    def wake_waiting_calls(self) -> None:
+        with self.window_changed:
+            self.window_changed.notify_all()
 
-    def wait(self, is_over: Callable[[], bool]) -> None:
-        if self.read is not None:
+    def wait_until(self, is_over: Callable[[], bool]) -> None:
+        if self.read_messages is not None:
             if not is_over():
-                self.read(TURN_S)
+                self.read_messages(END_CHECK_INTERVAL_S)
             return
-        with self.changed:
-            self.changed.wait_for(is_over, TURN_S)
+        with self.window_changed:
+            self.window_changed.wait_for(is_over, END_CHECK_INTERVAL_S)
 
-    def say(self, pieces: Yielded) -> None:
-        self._batcher.add(pieces, at_once=pieces.first < FIRST_PIECES)
+    def send_piece(self, pieces: Yielded) -> None:
+        self._batcher.add_pieces(pieces, at_once=pieces.first < IMMEDIATE_PIECES)
 
-    def relay(self, run: YieldingRun, pieces: Yielded) -> None:
-        self._relayed.append((run, pieces))
+    def queue_engine_text(self, run: YieldingRun, pieces: Yielded) -> None:
+        self._engine_texts.append((run, pieces))
 
-    def send_relayed(self) -> None:
-        relayed, self._relayed = self._relayed, []
-        self._batcher.add_pieces_of_runs(relayed, at_once=any(each.first < FIRST_PIECES for _, each in relayed))
+    def send_engine_texts(self) -> None:
+        relayed, self._engine_texts = self._engine_texts, []
+        self._batcher.add_pieces_of_runs(relayed, at_once=any(each.first < IMMEDIATE_PIECES for _, each in relayed))
 
 
 @dataclass(eq=False)
 class YieldingRun:
-    lane: PieceSender
+    sender: PieceSender
     call: CallId
     number: int
-    is_to_end: Callable[[], bool]
+    must_end: Callable[[], bool]
     on_waited: Callable[[float], None]
     count: int = 0
     waited_s: float = 0.0  # seconds of waiting for the client
@@ -308,13 +308,13 @@ class YieldingRun:
     _sizes: deque[int] = field(default_factory=deque)
     _bytes: int = 0
 
-    def put(self, piece: bytes) -> bool:
+    def send_piece(self, piece: bytes) -> bool:
         """Send a piece once the window has room. Return False if the client no longer reads."""
-        if not self._wait(lambda: self._has_room(len(piece))):
+        if not self._wait_for_client(lambda: self._has_room(len(piece))):
             return False
-        with self.lane.changed:
-            number = self._count(piece)
-        self.lane.say(Yielded(self.call, self.number, number, [piece]))
+        with self.sender.window_changed:
+            number = self._add_to_window(piece)
+        self.sender.send_piece(Yielded(self.call, self.number, number, [piece]))
         return True
 
     # ---- texts from the engine's thread
@@ -322,29 +322,29 @@ class YieldingRun:
     def add(self, text: str) -> bool:
         """Accept a text as the next piece. Return False if the window is full."""
         piece = payloads.dumps(text, what="piece")
-        with self.lane.changed:
+        with self.sender.window_changed:
             if not self._has_room(len(piece)):
                 return False
-            number = self._count(piece)
-        self.lane.relay(self, Yielded(self.call, self.number, number, [piece]))
+            number = self._add_to_window(piece)
+        self.sender.queue_engine_text(self, Yielded(self.call, self.number, number, [piece]))
         return True
 
     def send(self) -> None:
-        self.lane.send_relayed()
+        self.sender.send_engine_texts()
 
     # ---- the window
 
-    def _count(self, piece: bytes) -> int:
+    def _add_to_window(self, piece: bytes) -> int:
         self._sizes.append(len(piece))
         self._bytes += len(piece)
         self.count += 1
         return self.count - 1
 
-    def wait_until_all_pieces_taken(self) -> bool:
+    def wait_until_all_taken(self) -> bool:
         """Wait until the client has every piece. Return False if the client no longer reads."""
-        return self._wait(lambda: not self._sizes)
+        return self._wait_for_client(lambda: not self._sizes)
 
-    def take(self, upto: int) -> None:
+    def drop_taken_pieces(self, upto: int) -> None:
         sizes = self._sizes
         while sizes and self.count - len(sizes) < upto:
             self._bytes -= sizes.popleft()
@@ -353,17 +353,17 @@ class YieldingRun:
         sizes = self._sizes
         return not sizes or (len(sizes) < WINDOW_PIECES and self._bytes + size <= WINDOW_BYTES)
 
-    def _wait(self, is_over: Callable[[], bool]) -> bool:
-        if self.is_to_end():
+    def _wait_for_client(self, is_over: Callable[[], bool]) -> bool:
+        if self.must_end():
             return False
         if is_over():
             return True
-        self.lane.say(Yielded(self.call, self.number, self.count, [], waits=True))
+        self.sender.send_piece(Yielded(self.call, self.number, self.count, [], waits=True))
         began, before = time.perf_counter(), self.waited_s
         while not is_over():
-            self.lane.wait(lambda: is_over() or self.is_to_end())
+            self.sender.wait_until(lambda: is_over() or self.must_end())
             self.waited_s = before + time.perf_counter() - began
             self.on_waited(self.waited_s)
-            if self.is_to_end():
+            if self.must_end():
                 return False
         return True

@@ -31,32 +31,32 @@ from multiprocessing import process, resource_tracker, shared_memory
 from typing import Any, NamedTuple, NoReturn
 
 from stoker import connections
-from stoker.contexts.folders import ProgramFolder, is_visible_here, umask_now
+from stoker.contexts.folders import ProgramFolder, current_umask, is_visible_here
 from stoker.contexts.recipe import Recipe
 from stoker.pilot.core import infrastructure
 from stoker.pilot.library.call_records import open_log_stream
-from stoker.protocol.calls import CallOptions, LeftFiles
+from stoker.protocol.calls import CallOptions, LeftoverFiles
 
 # ---- scratch folders
 
-_LONG_AGO_NS = 1_000_000_000
-_LONGEST = 60  # maximum path length: `multiprocessing` adds 31 characters, and a socket path has at most 107
+_UNCHANGED_MTIME_NS = 1_000_000_000
+_MAX_TEMPORARY_PATH_BYTES = 60  # of the 107 of a socket path: `multiprocessing` adds 31 characters
 
 
 class ScratchGuard:
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._folder_identity = _identity(folder)
+        self._folder_identity = _file_identity(folder)
         with suppress(OSError):  # keep the folder open, so that no new folder gets its inode number
             os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     @property
     def is_gone(self) -> bool:
         """True if the folder was removed, even if a new folder has its name."""
-        return self._folder_identity is None or _identity(self._folder) != self._folder_identity
+        return self._folder_identity is None or _file_identity(self._folder) != self._folder_identity
 
 
-def _identity(place: str | int) -> tuple[int, int] | None:
+def _file_identity(place: str | int) -> tuple[int, int] | None:
     try:
         facts = os.stat(place)
     except OSError:
@@ -64,19 +64,19 @@ def _identity(place: str | int) -> tuple[int, int] | None:
     return facts.st_dev, facts.st_ino
 
 
-class ClearedFolder:
-    """A folder that `clear` empties, except for entries that existed at the last `keep`. Raises OSError."""
+class ClearableFolder:
+    """A folder that `clear` empties, except for entries of the last `keep_present_entries`. Raises OSError."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._kept: frozenset[str] = frozenset()
+        self._kept_names: frozenset[str] = frozenset()
         os.makedirs(path, mode=0o700, exist_ok=True)
-        self._open = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.clear()
 
-    def is_touched(self) -> bool:
+    def has_changed(self) -> bool:
         try:
-            facts = os.fstat(self._open)
+            facts = os.fstat(self._descriptor)
         except OSError:  # a call has closed the descriptor
             return True
         return facts.st_mtime_ns != self._changed_ns or facts[1:4] != self._folder_identity
@@ -84,32 +84,36 @@ class ClearedFolder:
     @property
     def short_path(self) -> str:
         """A path of the folder that is short enough for Unix sockets."""
-        return self.path if len(os.fsencode(self.path)) <= _LONGEST else f"/proc/{os.getpid()}/fd/{self._open}"
+        return (
+            self.path
+            if len(os.fsencode(self.path)) <= _MAX_TEMPORARY_PATH_BYTES
+            else f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        )
 
-    def names(self) -> list[str]:
+    def names_to_clear(self) -> list[str]:
         """Return the names of the entries that `clear` removes."""
         try:
-            return sorted(set(os.listdir(self.path)) - self._kept)
+            return sorted(set(os.listdir(self.path)) - self._kept_names)
         except OSError:
             return []
 
-    def keep(self) -> None:
-        self._kept = frozenset(os.listdir(self.path))
+    def keep_present_entries(self) -> None:
+        self._kept_names = frozenset(os.listdir(self.path))
         self._remember_state()
 
     def clear(self) -> None:
         """Empty the folder, or create it again if a call removed it."""
-        was = os.fstat(self._open)
+        was = os.fstat(self._descriptor)
         if not os.path.exists(self.path):
             os.mkdir(self.path, mode=0o700)
             number = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            os.dup2(number, self._open, inheritable=False)  # keep the number, because `short_path` contains it
+            os.dup2(number, self._descriptor, inheritable=False)  # keep the number, because `short_path` contains it
             os.close(number)
         elif not os.path.samestat(was, os.stat(self.path)):
             raise FileExistsError(errno.EEXIST, "another folder has its name", self.path)
         with os.scandir(self.path) as listing:
             for entry in listing:
-                if entry.name in self._kept:
+                if entry.name in self._kept_names:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path, ignore_errors=True)
@@ -118,13 +122,13 @@ class ClearedFolder:
         self._remember_state()
 
     def _remember_state(self) -> None:
-        os.utime(self.path, ns=(_LONG_AGO_NS, _LONG_AGO_NS))
-        facts = os.fstat(self._open)
+        os.utime(self.path, ns=(_UNCHANGED_MTIME_NS, _UNCHANGED_MTIME_NS))
+        facts = os.fstat(self._descriptor)
         self._folder_identity = facts[1:4]  # inode, device, links: a slice is faster than three attributes
         self._changed_ns = facts.st_mtime_ns
 
 
-def clear_temporary_folder(folder: ClearedFolder) -> None:
+def clear_temporary_folder(folder: ClearableFolder) -> None:
     """Empty a temporary folder, and reset the temporary folder of `multiprocessing`."""
     folder.clear()
     made = getattr(process.current_process(), "_config", {}).get("tempdir")
@@ -135,9 +139,9 @@ def clear_temporary_folder(folder: ClearedFolder) -> None:
 # ---- a slot's folders
 
 _CLONE_FS = 0x200
-_MOST_NAMES = 5
-_LONGEST_NAME = 80
-_MOST_LINKS = 20
+_MOST_LISTED_FILES = 5
+_MAX_NAME_LENGTH = 80
+_MOST_CAUSES = 20
 
 
 def unshare_working_folder() -> bool:
@@ -154,17 +158,17 @@ def context_file_paths(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, 
 class SlotFolders:
     """The folders of one slot. `temporary` is cleared after each call."""
 
-    def __init__(self, own: str, *, temporary: ClearedFolder, links: Mapping[str, str]) -> None:
+    def __init__(self, own: str, *, temporary: ClearableFolder, links: Mapping[str, str]) -> None:
         self.temporary = temporary
         self._own_path = own
-        self._own: ClearedFolder | None = None
+        self._own: ClearableFolder | None = None
         self._links = links
-        self._umask = umask_now()
-        self._seen: dict[ProgramFolder, bool] = {}
+        self._umask = current_umask()
+        self._visible_folders: dict[ProgramFolder, bool] = {}
         self._home: ProgramFolder | None = None
         self._is_in_slot_folder = False
 
-    def enter(self, options: CallOptions) -> None:
+    def enter_call_folder(self, options: CallOptions) -> None:
         if not options.folder:
             self.enter_working_folder(options.home)
             return
@@ -176,49 +180,51 @@ class SlotFolders:
     def enter_working_folder(self, home: ProgramFolder | None) -> None:
         """Enter the program's folder if this process sees it, else the slot's folder. Raises OSError."""
         os.umask(self._umask if home is None else home.umask)
-        is_known = home is self._home and not self._is_in_slot_folder  # calls of one frame share an options object
+        is_known = home is self._home and not self._is_in_slot_folder  # calls that arrive together share the object
         self._home, self._is_in_slot_folder = home, False
-        if home is not None and not is_known and home not in self._seen:
-            self._seen[home] = is_visible_here(home)
-        if home is not None and (is_known or self._seen[home]):
+        if home is not None and not is_known and home not in self._visible_folders:
+            self._visible_folders[home] = is_visible_here(home)
+        if home is not None and (is_known or self._visible_folders[home]):
             try:
                 os.chdir(home.path)
                 return
             except OSError:  # the folder was removed, or access is denied
-                self._seen[home] = False
+                self._visible_folders[home] = False
         self._is_in_slot_folder = True
         if self._own is None:
-            self._own = ClearedFolder(self._own_path)
-            self._link(self._own)
+            self._own = ClearableFolder(self._own_path)
+            self._link_context_files(self._own)
         os.chdir(self._own_path)
 
-    def _link(self, folder: ClearedFolder) -> None:
+    def _link_context_files(self, folder: ClearableFolder) -> None:
         for name, target in self._links.items():
             place = os.path.join(folder.path, name)
             with suppress(OSError):
                 os.makedirs(os.path.dirname(place), exist_ok=True)
                 os.symlink(target, place)
-        folder.keep()
+        folder.keep_present_entries()
 
     @property
-    def _touched(self) -> ClearedFolder | None:
+    def _changed_slot_folder(self) -> ClearableFolder | None:
         own = self._own if self._is_in_slot_folder else None
-        return own if own is not None and own.is_touched() else None
+        return own if own is not None and own.has_changed() else None
 
-    def left(self, function: str) -> LeftFiles | None:
-        touched = self._touched
-        names = touched.names() if touched is not None else []
+    def describe_left_files(self, function: str) -> LeftoverFiles | None:
+        touched = self._changed_slot_folder
+        names = touched.names_to_clear() if touched is not None else []
         if not names:
             return None
-        shown = tuple(name.encode("utf-8", "replace").decode()[:_LONGEST_NAME] for name in names[:_MOST_NAMES])
-        return LeftFiles(function, shown, len(names), self._home.path if self._home is not None else "")
+        shown = tuple(
+            name.encode("utf-8", "replace").decode()[:_MAX_NAME_LENGTH] for name in names[:_MOST_LISTED_FILES]
+        )
+        return LeftoverFiles(function, shown, len(names), self._home.path if self._home is not None else "")
 
-    def advice(self, error: BaseException) -> str:
+    def explain_missing_file(self, error: BaseException) -> str:
         """Return advice if a file is missing because this pilot does not see the program's folder."""
         if not self._is_in_slot_folder or self._home is None:
             return ""
         link: BaseException | None = error
-        for _ in range(_MOST_LINKS):
+        for _ in range(_MOST_CAUSES):
             if isinstance(link, OSError) and link.errno == errno.ENOENT and isinstance(link.filename, str | bytes):
                 path = os.fsdecode(link.filename)
                 if path and not os.path.isabs(path):
@@ -231,14 +237,14 @@ class SlotFolders:
         return ""
 
     def is_clean(self) -> bool:
-        return not self.temporary.is_touched() and self._touched is None
+        return not self.temporary.has_changed() and self._changed_slot_folder is None
 
-    def clean(self) -> None:
-        if (own := self._touched) is not None:
+    def remove_left_files(self) -> None:
+        if (own := self._changed_slot_folder) is not None:
             own.clear()
             if not os.listdir(own.path):  # `clear` created the folder again
-                self._link(own)
-        if self.temporary.is_touched():
+                self._link_context_files(own)
+        if self.temporary.has_changed():
             clear_temporary_folder(self.temporary)
 
 
@@ -248,14 +254,14 @@ def set_temporary_folder(folder: str) -> None:
 
 # ---- damage
 
-EVERY_S = 0.02  # seconds between two checks for damage during short calls
-_MARGIN = 64  # number of free file descriptors that a healthy process must have
-_LIMITS = {
+DAMAGE_CHECK_S = 0.02  # seconds between two checks for damage during short calls
+_MIN_FREE_DESCRIPTORS = 64  # number of free file descriptors that a healthy process must have
+_WATCHED_LIMITS = {
     f"RLIMIT_{name}": getattr(resource, f"RLIMIT_{name}")
     for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
 }
-_BUILTINS = ("__import__", "__build_class__", "open", "print", "len", "isinstance", "getattr")
-_MODULES = ("sys", "builtins", "os", "pickle", "stoker.contexts.ambient")
+_WATCHED_BUILTINS = ("__import__", "__build_class__", "open", "print", "len", "isinstance", "getattr")
+_WATCHED_MODULES = ("sys", "builtins", "os", "pickle", "stoker.contexts.ambient")
 
 
 class LibraryFault(NamedTuple):
@@ -266,82 +272,82 @@ class LibraryFault(NamedTuple):
 class ProcessGuard:
     """Detects changes to this process since the guard's creation. `temporary`: folder that several slots share."""
 
-    def __init__(self, *, temporary: ClearedFolder | None = None) -> None:
+    def __init__(self, *, temporary: ClearableFolder | None = None) -> None:
         self._temporary = temporary
         self._environ = os.environ
         self._variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # since Python 3.0
-        """The dictionary inside `os.environ`. A comparison with this dictionary is ten times faster."""
+        """The dictionary inside `os.environ`. Comparing it is ten times faster than comparing `os.environ`."""
         self._initial_variables = dict(self._variables)
         self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
-        self._modules = {name: sys.modules.get(name) for name in _MODULES}
-        self._limits = {which: resource.getrlimit(which) for which in _LIMITS.values()}
+        self._modules = {name: sys.modules.get(name) for name in _WATCHED_MODULES}
+        self._limits = {which: resource.getrlimit(which) for which in _WATCHED_LIMITS.values()}
         self._recursion = sys.getrecursionlimit()
-        self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        self._signals = _signals()
+        self._blocked_signals = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self._signals = _read_signal_settings()
         lowest = _lowest_free_descriptor()
         free = connections.descriptor_limit() - lowest if lowest is not None else 0
-        self._margin = min(_MARGIN, free // 4)
+        self._margin = min(_MIN_FREE_DESCRIPTORS, free // 4)
         self._has_spare_descriptors = free > 8
         """False if the loader used up the file descriptors. A new library would have the same problem, so this library
         does not exit.
         """
         self._outputs = {
-            number: (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3), _identity(number))
+            number: (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3), _file_identity(number))
             for number in (0, 1, 2)
-            if self._has_spare_descriptors and _identity(number)
+            if self._has_spare_descriptors and _file_identity(number)
         }
         poll = select.poll()
         for number in self._outputs:
             poll.register(number, 0)
-        self._closed = poll.poll  # returns closed standard descriptors with one system call
-        self.unchecked = 0  # number of calls since the last check
+        self._poll_closed_outputs = poll.poll  # returns closed standard descriptors with one system call
+        self.unchecked_calls = 0  # number of calls since the last check
         self.checked_at = 0.0  # time of the last check, on `time.perf_counter`
 
-    def restore(self) -> None:
+    def restore_environment(self) -> None:
         if self._variables != self._initial_variables or os.environ is not self._environ:
-            self._restore_environment()
-        if self._closed(0):
+            self._restore_variables()
+        if self._poll_closed_outputs(0):
             self._restore_outputs()
 
-    def check(self, now: float) -> LibraryFault | None:
-        self.restore()
+    def restore_and_check(self, now: float) -> LibraryFault | None:
+        self.restore_environment()
         self._restore_outputs()
         self._restore_streams()
-        self.unchecked, self.checked_at = 0, now
-        return self.damage() or self._clear()
+        self.unchecked_calls, self.checked_at = 0, now
+        return self.find_damage() or self._clear_shared_folder()
 
-    def damage(self) -> LibraryFault | None:
-        what = self._damage_by_call()
+    def find_damage(self) -> LibraryFault | None:
+        what = self._describe_damage()
         if what:
-            return LibraryFault(infrastructure.RUINED, f"a call in it {what}")
-        if self._has_spare_descriptors and not self._has_room():
+            return LibraryFault(infrastructure.INTERPRETER_DAMAGED, f"a call in it {what}")
+        if self._has_spare_descriptors and not self._has_free_descriptors():
             gc.collect()  # reference cycles may keep files open
-            if not self._has_room():
+            if not self._has_free_descriptors():
                 limit = connections.descriptor_limit()
                 text = f"its calls left files open; the limit is {limit:,} files: close them (`with`)"
                 return LibraryFault(infrastructure.NO_DESCRIPTORS, text)
         return None
 
-    def _damage_by_call(self) -> str:
+    def _describe_damage(self) -> str:
         for name, module in self._modules.items():
             if sys.modules.get(name) is not module:
                 return f"removed or replaced sys.modules[{name!r}]"
-        for name, which in _LIMITS.items():
+        for name, which in _WATCHED_LIMITS.items():
             for now, was in zip(resource.getrlimit(which), self._limits[which], strict=True):
                 if now != was and now != resource.RLIM_INFINITY and (was == resource.RLIM_INFINITY or now < was):
                     return f"lowered {name}"
-        for name in _BUILTINS:
+        for name in _WATCHED_BUILTINS:
             if not callable(getattr(builtins, name, None)):
                 return f"removed {name} from builtins"
         if sys.getrecursionlimit() < self._recursion:
             return "lowered the recursion limit"
-        if signal.pthread_sigmask(signal.SIG_BLOCK, ()) != self._blocked:
+        if signal.pthread_sigmask(signal.SIG_BLOCK, ()) != self._blocked_signals:
             return "blocked signals"
-        if _signals() != self._signals:
+        if _read_signal_settings() != self._signals:
             return "left a timer, or changed how SIGTERM or SIGCHLD is handled"
         return ""
 
-    def _restore_environment(self) -> None:
+    def _restore_variables(self) -> None:
         here = os.environ = self._environ
         for name in [name for name in here if os.fsencode(name) not in self._initial_variables]:
             del here[name]
@@ -351,7 +357,7 @@ class ProcessGuard:
 
     def _restore_outputs(self) -> None:
         for number, (kept, was) in self._outputs.items():
-            if _identity(number) != was and _identity(kept) == was:
+            if _file_identity(number) != was and _file_identity(kept) == was:
                 os.dup2(kept, number)
 
     def _restore_streams(self) -> None:
@@ -361,20 +367,22 @@ class ProcessGuard:
             if getattr(sys, name, None) is not stream:
                 setattr(sys, name, stream)
 
-    def _has_room(self) -> bool:
+    def _has_free_descriptors(self) -> bool:
         lowest = _lowest_free_descriptor()
         return lowest is not None and lowest < connections.descriptor_limit() - self._margin
 
-    def _clear(self) -> LibraryFault | None:
-        if self._temporary is not None and self._temporary.is_touched():
+    def _clear_shared_folder(self) -> LibraryFault | None:
+        if self._temporary is not None and self._temporary.has_changed():
             try:
                 clear_temporary_folder(self._temporary)
             except Exception as error:
-                return LibraryFault(infrastructure.NOT_CLEARED, f"{self._temporary.path} could not be cleared: {error}")
+                return LibraryFault(
+                    infrastructure.CLEANUP_FAILED, f"{self._temporary.path} could not be cleared: {error}"
+                )
         return None
 
 
-def _signals() -> tuple[bool, bool, bool]:
+def _read_signal_settings() -> tuple[bool, bool, bool]:
     return (
         signal.getitimer(signal.ITIMER_REAL)[0] > 0,
         signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,

@@ -15,21 +15,21 @@ from typing import Any, NoReturn
 import msgspec
 
 from stoker.contexts import ambient
-from stoker.contexts.ambient import CallStop, Evicted, RelayedTexts, is_caused_by_eviction
+from stoker.contexts.ambient import Evicted, RelayedTexts, StopRequest, is_caused_by_eviction
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import GangBroken, StokerError
 from stoker.pilot.core import infrastructure
 from stoker.pilot.library import failures, pieces
-from stoker.pilot.library.call_records import NOWHERE, LogTail, Marker, ThreadTail
-from stoker.pilot.library.connection import Settings
-from stoker.pilot.library.failures import in_short
-from stoker.pilot.library.functions import Packer, RunnableCall, TransferError
+from stoker.pilot.library.call_records import UNKNOWN_OFFSET, CallMarker, LogTail, ThreadTail
+from stoker.pilot.library.connection import LibrarySettings
+from stoker.pilot.library.failures import summarize_exception
+from stoker.pilot.library.functions import CallPickler, RunnableCall, TransferError
 from stoker.pilot.library.process import LibraryFault, ProcessGuard, ScratchGuard, SlotFolders, exit_user_forked_child
 from stoker.protocol.calls import PIECE_BYTES, CallEnd, CallProgress, Failure, FailureKind, Objective, Payload
 from stoker.protocol.ids import CallId
 from stoker.units import show_bytes
 
-_LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
+_LAZY_TYPES = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
 _PARSL_FAILURE_TYPE = "RemoteExceptionWrapper"
 """Class that Parsl's wrapper of a function returns instead of an exception."""
 NO_CALL = -1  # the call id while no call runs; ids start at 0
@@ -39,67 +39,74 @@ _clock_ns = time.monotonic_ns
 
 class Runner:
     def __init__(
-        self, settings: Settings, *, slot: int, marker: Marker, workplace: SlotFolders, tail: LogTail | ThreadTail,
-        context: Any, report: Callable[[CallProgress], None], lane: pieces.PieceSender | None = None,
+        self, settings: LibrarySettings, *, slot: int, marker: CallMarker, workplace: SlotFolders,
+        tail: LogTail | ThreadTail,
+        context: Any, report: Callable[[CallProgress], None], piece_sender: pieces.PieceSender | None = None,
         meetings: pieces.GangMeetings | None = None, guard: ProcessGuard | None = None,
-        leave: Callable[[LibraryFault], NoReturn] | None = None, place: failures.Place | None = None,
+        exit_process: Callable[[LibraryFault], NoReturn] | None = None,
+        resources: failures.LibraryResources | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
-        self._packer = Packer(settings)
-        self._place = place or failures.Place(settings.folder)
+        self._pickler = CallPickler(settings)
+        self._resources = resources or failures.LibraryResources(settings.folder)
         self._slot = slot
         self._marker = marker
         self._workplace = workplace
         self._tail = tail
         self._context = context
         self._report = report
-        self._lane = lane
+        self._piece_sender = piece_sender
         self._meetings = meetings
         self._guard = guard
-        self._leave = leave
-        self._hook: ambient.ProgressHook = self._progress
-        self._last = CallProgress(call=0)  # type: ignore[arg-type]
+        self._exit_process = exit_process
+        self._progress_hook: ambient.ProgressHook = self._report_progress
+        self._last_progress = CallProgress(call=0)  # type: ignore[arg-type]
         self._yielding: pieces.YieldingRun | None = None
         self._may_checkpoint = True
-        self._log_from = NOWHERE
+        self._log_offset = UNKNOWN_OFFSET
         self._pid = os.getpid()
         self._set_decimal = _decimal_setter()
         self._scratch_guard = ScratchGuard(os.path.dirname(settings.folder))
         self._scratch = workplace.temporary.path
         self.call = NO_CALL
-        self.taken = NO_CALL  # id of the call in this slot, until its outcome is queued in the outbox
-        self.begun = 0  # number of calls begun, counted by the caller of `run`
-        self.stop = CallStop()  # another thread sets this to stop the call
-        self.is_clean = True  # False if the last call left files that `clean` must remove
+        self.taken_call = NO_CALL  # id of the call in this slot, until its outcome is queued in the outbox
+        self.begun_calls = 0  # number of calls begun, counted by the caller of `run`
+        self.stop = StopRequest()  # another thread sets this to stop the call
+        self.is_clean = True  # False if the last call left files that `remove_left_files` must remove
         self.ended_at = 0.0  # end time of the last call, on `time.perf_counter`
 
-    def take(self, call: int) -> None:
+    def take_call(self, call: int) -> None:
         """Record the next call of this slot, so that the call can be stopped."""
-        self.stop = CallStop()
-        self.taken = call
+        self.stop = StopRequest()
+        self.taken_call = call
 
     def run(self, work: RunnableCall) -> CallEnd | CallProgress:
         """Run a call. Return the outcome, or the checkpoint of an evicted call."""
-        spec, packer = work.spec, self._packer
+        spec, packer = work.spec, self._pickler
         call = spec.call
-        self._log_from = self._tail.begin()
-        self._marker.begin(self._slot, call, _clock_ns(), self._log_from)
+        self._log_offset = self._tail.begin_call()
+        self._marker.record_start(self._slot, call, _clock_ns(), self._log_offset)
         self.call = call
         started = _now()
         payload: Payload = b""
         failure: Failure | None = None
         ok, raised = False, ""
         if self._guard is not None:
-            self._guard.unchecked += 1
+            self._guard.unchecked_calls += 1
         try:
-            self._workplace.enter(work.run.options)
-            function, takes_context = packer.open_function(work.function)
-            args, kwargs = packer.open_arguments(work.function, spec.payload, work.run.objects)
-            gang, meetings = work.run.gang, self._meetings
-            seat = partial(meetings.seat, call, gang) if gang is not None and meetings is not None else None
-            dues = _token_due_times(work.run.options.objective, waited_s=work.run.waited_s)
+            self._workplace.enter_call_folder(work.order.options)
+            function, takes_context = packer.unpickle_function(work.function)
+            args, kwargs = packer.unpickle_arguments(work.function, spec.payload, work.order.objects)
+            gang, meetings = work.order.gang, self._meetings
+            join_gang = partial(meetings.join_gang, call, gang) if gang is not None and meetings is not None else None
+            token_due_hook = _token_due_times(work.order.options.objective, waited_s=work.order.waited_s)
             ambient.enter_call_scope(
-                hook=self._hook, folder=self._scratch, state=spec.progress, seat=seat, dues=dues, stop=self.stop
+                hook=self._progress_hook,
+                folder=self._scratch,
+                state=spec.progress,
+                join_gang=join_gang,
+                token_due_hook=token_due_hook,
+                stop=self.stop,
             )
             started = _now()
             run = contextvars.copy_context().run  # separate context variables per call (decimal, numpy)
@@ -111,13 +118,13 @@ class Runner:
                 result = run(function, *args, **kwargs)
             if (kind := type(result)).__name__ == _PARSL_FAILURE_TYPE and kind.__module__.startswith("parsl."):
                 raise result.e_value
-            if kind in _LAZY or work.run.options.stream:
+            if kind in _LAZY_TYPES or work.order.options.stream:
                 result = self._await_or_drain_result(run, work, result)
             if os.getpid() != self._pid:
                 exit_user_forked_child(None)
             self.ended_at = ended = _now()
             try:
-                payload = packer.pack(call, result)
+                payload = packer.pickle_result(call, result)
                 ok = True
             except TransferError as error:
                 failure = error.failure
@@ -127,19 +134,20 @@ class Runner:
             if os.getpid() != self._pid:
                 exit_user_forked_child(None if isinstance(error, Evicted) else error)
             self.ended_at = ended = _now()
-            if isinstance(error, Evicted) or (self.stop.asked and is_caused_by_eviction(error)):
-                self._finish()
-                return self._evicted(call, state=error.state if isinstance(error, Evicted) else b"")
+            if isinstance(error, Evicted) or (self.stop.is_requested and is_caused_by_eviction(error)):
+                self._leave_call()
+                return self._make_eviction(call, state=error.state if isinstance(error, Evicted) else b"")
             if isinstance(error, TransferError):
                 failure = self._find_infrastructure_failure(error) or error.failure
-            elif isinstance(error, GangBroken) and work.run.gang is not None:
-                failure = self._settings.failure(FailureKind.GANG, str(error))
+            elif isinstance(error, GangBroken) and work.order.gang is not None:
+                failure = self._settings.make_failure(FailureKind.GANG, str(error))
             else:
-                self._advise(error)
-                said = failures.explain_bash_failure(error, log=self._settings.log, log_from=self._log_from)
-                raised, failure = said or in_short(error), self._find_infrastructure_failure(error)
-                payload = packer.pack_error(call, error)
-                if failure is not None and isinstance(payload, ObjectRef):  # no client would fetch the exception
+                self._add_advice(error)
+                said = failures.explain_bash_failure(error, log=self._settings.log, log_offset=self._log_offset)
+                raised, failure = said or summarize_exception(error), self._find_infrastructure_failure(error)
+                payload = packer.pickle_exception(call, error)
+                # Clients do not fetch the stored exception of an infrastructure failure, so delete its file.
+                if failure is not None and isinstance(payload, ObjectRef):
                     os.unlink(payload.source)
                     payload = b""
         if not ok:
@@ -147,30 +155,30 @@ class Runner:
         run_s, count = ended - started, 0
         if self._yielding is not None:
             run_s, count = max(0.0, run_s - self._yielding.waited_s), self._yielding.count
-            if not self._yielding.wait_until_all_pieces_taken():
-                self._finish()
-                return self._evicted(call)
-        printed = self._finish()
-        work.function.took(run_s)
-        left = None if self.is_clean else self._workplace.left(work.function.name)
+            if not self._yielding.wait_until_all_taken():
+                self._leave_call()
+                return self._make_eviction(call)
+        printed = self._leave_call()
+        work.function.record_run_time(run_s)
+        left = None if self.is_clean else self._workplace.describe_left_files(work.function.name)
         return CallEnd(call, ok, payload, run_s, failure, printed, count, raised, left)
 
-    def clean(self) -> LibraryFault | None:
-        self._marker.idle(self._slot)  # the time limit of the call no longer counts
+    def remove_left_files(self) -> LibraryFault | None:
+        self._marker.record_idle(self._slot)  # the clean-up does not count towards the call's time limit
         try:
-            self._workplace.clean()
+            self._workplace.remove_left_files()
         except Exception as error:
-            code = infrastructure.FOLDER_GONE if self._scratch_guard.is_gone else infrastructure.NOT_CLEARED
+            code = infrastructure.SCRATCH_FOLDER_GONE if self._scratch_guard.is_gone else infrastructure.CLEANUP_FAILED
             return LibraryFault(code, f"the files that a call left could not be removed: {error}")
         return None
 
-    def _advise(self, error: BaseException) -> None:
+    def _add_advice(self, error: BaseException) -> None:
         with suppress(Exception):  # a user's exception class may reject notes or raise
-            if advice := self._workplace.advice(error):
+            if advice := self._workplace.explain_missing_file(error):
                 error.add_note(advice)
 
-    def _evicted(self, call: CallId, *, state: bytes = b"") -> CallProgress:
-        last = self._last if self._last.call == call else CallProgress(call)
+    def _make_eviction(self, call: CallId, *, state: bytes = b"") -> CallProgress:
+        last = self._last_progress if self._last_progress.call == call else CallProgress(call)
         return msgspec.structs.replace(last, state=state)
 
     # ---- functions that yield
@@ -178,33 +186,33 @@ class Runner:
     def _await_or_drain_result(self, run: Callable[..., Any], work: RunnableCall, result: Any) -> Any:
         if type(result) is CoroutineType:
             result = run(pieces.run_in_event_loop, result, self.stop)
-        if not work.run.options.stream:
-            if not pieces.yields(result):
+        if not work.order.options.stream:
+            if not pieces.is_generator(result):
                 return result
             self._may_checkpoint = False
-            return run(pieces.as_list, result, self.stop)
+            return run(pieces.collect_pieces, result, self.stop)
         if not (hasattr(result, "__next__") or hasattr(result, "__anext__")):
             raise TypeError(
                 f"{work.function.name} was called with stream=True and returned a"
                 f" {type(result).__name__}: yield the pieces, or return an iterator over them"
             )
-        if self._lane is None:
+        if self._piece_sender is None:
             raise TypeError(f"{work.function.name} yields its result in pieces, which this program does not support")
         began_ns, call = _clock_ns(), work.spec.call
-        self._last = CallProgress(call)
-        self._yielding = self._lane.begin(
+        self._last_progress = CallProgress(call)
+        self._yielding = self._piece_sender.begin_run(
             call,
-            is_to_end=lambda: self.stop.asked,
-            on_waited=lambda s: self._marker.begin(  # the wait does not count towards the time limit
-                self._slot, call, began_ns + int(s * 1e9), self._log_from
+            must_end=lambda: self.stop.is_requested,
+            on_waited=lambda s: self._marker.record_start(  # the wait does not count towards the time limit
+                self._slot, call, began_ns + int(s * 1e9), self._log_offset
             ),
         )
         self._may_checkpoint = False
-        if not run(pieces.drain, result, self._put, self.stop):
+        if not run(pieces.pass_pieces, result, self._send_piece, self.stop):
             raise Evicted
         return None
 
-    def _put(self, piece: Any) -> bool:
+    def _send_piece(self, piece: Any) -> bool:
         if os.getpid() != self._pid:
             exit_user_forked_child(None)
         yielding = self._yielding
@@ -212,55 +220,57 @@ class Runner:
             return False
         if isinstance(piece, RelayedTexts):
             with closing(piece.send_to(yielding)) as texts:
-                return all(map(self._put, texts))
-        parts = self._packer.parts(piece, what="piece")
+                return all(map(self._send_piece, texts))
+        parts = self._pickler.pickle_parts(piece, what="piece")
         size = sum(map(len, parts))
         if size > PIECE_BYTES:
-            raise self._packer.error(
+            raise self._pickler.make_error(
                 f"piece {yielding.count}, a {type(piece).__name__}, has {show_bytes(size)} when it is pickled, and"
                 f" no piece may have more than {show_bytes(PIECE_BYTES)}: yield smaller pieces, or return one result"
             )
-        return yielding.put(parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts))
+        return yielding.send_piece(parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts))
 
     def _exit_if_damaged(self) -> None:
         if self._scratch_guard.is_gone:
-            os._exit(infrastructure.FOLDER_GONE)  # the agent returns all calls of this library to the manager
-        if self._guard is not None and self._leave is not None and self._guard.unchecked > 1:
-            fault = self._guard.damage()
+            os._exit(infrastructure.SCRATCH_FOLDER_GONE)  # the agent returns all calls of this library to the manager
+        if self._guard is not None and self._exit_process is not None and self._guard.unchecked_calls > 1:
+            fault = self._guard.find_damage()
             if fault is not None:
-                self._leave(fault)
+                self._exit_process(fault)
 
-    def suspect(self, calls: list[int]) -> None:
+    def record_suspects(self, calls: list[int]) -> None:
         """Record calls that have ended and may have damaged this process, which exits next."""
-        self._marker.suspect(calls)
+        self._marker.record_suspects(calls)
 
-    def forgive(self) -> None:
+    def mark_idle(self) -> None:
         """Mark this slot as idle, because its call is not the reason for the library's exit."""
-        self._marker.idle(self._slot)
+        self._marker.record_idle(self._slot)
 
-    def _finish(self) -> Any:
+    def _leave_call(self) -> Any:
         ambient.leave_call_scope()
         if self._meetings is not None:
-            self._meetings.over(self.call)
-        if self._yielding is not None and self._lane is not None:
-            self._lane.over(self._yielding)
+            self._meetings.forget_call(self.call)
+        if self._yielding is not None and self._piece_sender is not None:
+            self._piece_sender.end_run(self._yielding)
             self._yielding = None
         self._may_checkpoint = True
         self.call = NO_CALL
         self.is_clean = self._workplace.is_clean()
-        return self._tail.take()
+        return self._tail.take_output()
 
     def _find_infrastructure_failure(self, error: BaseException) -> Failure | None:
         try:
-            found = failures.find_infrastructure_cause(error, self._place)
+            found = failures.find_infrastructure_cause(error, self._resources)
         except Exception:  # a failed check must not hide the user's exception
             found = None
         if found is None:
             return None
-        failure = self._settings.failure(FailureKind.INFRASTRUCTURE, found.text)
-        return msgspec.structs.replace(failure, device=", ".join(self._place.devices) if found.row.probed else "")
+        failure = self._settings.make_failure(FailureKind.INFRASTRUCTURE, found.text)
+        return msgspec.structs.replace(
+            failure, device=", ".join(self._resources.devices) if found.symptom.probed else ""
+        )
 
-    def _progress(self, done: float, total: float, metric: float, state: bytes) -> bool:
+    def _report_progress(self, done: float, total: float, metric: float, state: bytes) -> bool:
         if os.getpid() != self._pid:  # a forked process reports no progress
             return False
         if state and not self._may_checkpoint:
@@ -268,10 +278,12 @@ class Runner:
                 "stoker.progress(state=...) in a function that yields: the call restarts with its first piece,"
                 " and cannot use a checkpoint; leave state out"
             )
-        self._last = CallProgress(call=self.call, done=done, total=total, metric=metric, state=state)  # type: ignore[arg-type]
+        self._last_progress = CallProgress(
+            self.call, done=done, total=total, metric=metric, state=state  # type: ignore[arg-type]
+        )  # fmt: skip
         if self.call != NO_CALL:
-            self._report(self._last)
-        return self.stop.asked
+            self._report(self._last_progress)
+        return self.stop.is_requested
 
 
 def _decimal_setter() -> Callable[[], None] | None:
@@ -285,14 +297,14 @@ def _decimal_setter() -> Callable[[], None] | None:
     return None
 
 
-def _token_due_times(objective: Objective, *, waited_s: float) -> ambient.TokenDues | None:
+def _token_due_times(objective: Objective, *, waited_s: float) -> ambient.TokenDueHook | None:
     """Return a function that computes the due times of tokens; None without an objective for the first token."""
     if not (objective.ttft_s or objective.ttft_per_token_s):
         return None
     since = time.monotonic() - waited_s
 
-    def dues(prompt_tokens: int) -> tuple[float, float]:
+    def token_due_hook(prompt_tokens: int) -> tuple[float, float]:
         first_s = objective.first_token_s(prompt_tokens)
         return since + first_s if first_s else math.inf, objective.tpot_s
 
-    return dues
+    return token_due_hook

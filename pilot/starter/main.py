@@ -23,41 +23,48 @@ from pathlib import Path
 from typing import Any
 
 from stoker.connections import split_address
-from stoker.contexts.manifest import PART_BYTES, Entry, EntryKind, Manifest, encode, proves
-from stoker.pilot.starter.place import Environments, StartError, base_folder, environ_for, finish, link_or_copy
+from stoker.contexts.manifest import PART_BYTES, Entry, EntryKind, Manifest, encode_manifest, is_manifest_of
+from stoker.pilot.starter.place import (
+    Environments,
+    StartError,
+    base_folder,
+    environment_variables,
+    link_or_copy,
+    make_virtual_environment,
+)
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectCopy, ObjectSource
 from stoker.pilot.transfer.fetch import SEED_FILE, ObjectFetch, read_key
-from stoker.pilot.transfer.meeting import TRIES, meet
+from stoker.pilot.transfer.meeting import MOST_FAILED_SOURCES, report_to_seed
 from stoker.pilot.transfer.server import ObjectServer, pack_piece_bits
-from stoker.whole_files import draft_of
+from stoker.whole_files import draft_file
 
 # ---- getting the packages
 
 _REPORT_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between two reports to the seed. The first pauses are short, for pilots that start together."""
-_SOURCE_WAIT_S = 10.0  # seconds until the starter stops waiting for the seed and other pilots
+"""Seconds between two reports to the seed. With short first pauses, pilots that start together find each other soon."""
+_SOURCE_WAIT_S = 10.0  # seconds without a source after which the fetch of the archive fails
 
 
-def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> Serving | None:
+def get_environment_archive(packages: dict[str, Any], archive: Path, *, session: Path) -> SharedArchiveFetch | None:
     """Fetch or copy the packages' archive to `archive`, and verify its content. Raises StartError, OSError."""
     name, source = packages["name"], packages["source"]
-    if archive.exists() and _has_content(archive, name):
+    if archive.exists() and _matches_object_name(archive, name):
         return None
     reasons = []
     seed = session / SEED_FILE
     if seed.exists():
         try:
             key = read_key(session / "keys" / "transfer.json")
-            serving = Serving(name, archive, seed=seed.read_text().strip(), key=key)
-            serving.fetch()
+            serving = SharedArchiveFetch(name, archive, seed=seed.read_text().strip(), key=key)
+            serving.fetch_archive()
             return serving
         except (wire.PeerError, ValueError) as error:
             reasons.append(str(error))
     try:
-        with draft_of(archive, draft=archive.with_name(f".{archive.name}.copied")) as draft:
+        with draft_file(archive, draft=archive.with_name(f".{archive.name}.copied")) as draft:
             link_or_copy(source, draft)
-        if _has_content(archive, name):
+        if _matches_object_name(archive, name):
             return None
         archive.unlink()
         reasons.append(f"{source} has changed")
@@ -66,27 +73,29 @@ def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> S
     raise StartError(f"{os.uname().nodename} cannot get the environment: {'; '.join(reasons)}")
 
 
-class Serving:
+class SharedArchiveFetch:
     """Fetches the archive of the packages and serves it to other starters. Raises OSError, ValueError."""
 
     def __init__(self, name: str, archive: Path, *, seed: str, key: bytes) -> None:
         self._name, self._archive, self._seed, self._key = name, archive, seed, key
         self._draft = archive.with_name(f".{archive.name}.draft")
-        self._lost: set[str] = set()
+        self._failed_sources: set[str] = set()
         self._found_no_source = False
-        self._fetch = ObjectFetch(name, key=key, lost=lambda source, _why: self._lost.add(source.address))
+        self._fetch = ObjectFetch(
+            name, key=key, on_source_lost=lambda source, _why: self._failed_sources.add(source.address)
+        )
         self._server = ObjectServer(self, key=key, host=wire.local_address_for_host(split_address(seed)[0]))
-        self._whole = threading.Event()
+        self._is_complete = threading.Event()
         self._closed = threading.Event()
 
-    def fetch(self) -> None:
+    def fetch_archive(self) -> None:
         threading.Thread(target=self._keep_updating_sources, name="starter-meet", daemon=True).start()
         try:
-            self._fetch.run(self._draft, alone_s=_SOURCE_WAIT_S)
+            self._fetch.run(self._draft, no_source_limit_s=_SOURCE_WAIT_S)
             os.replace(self._draft, self._archive)
-            self._whole.set()
+            self._is_complete.set()
         finally:
-            if not self._whole.is_set():
+            if not self._is_complete.is_set():
                 self.close()
 
     def close(self) -> None:
@@ -97,20 +106,20 @@ class Serving:
         others: list[str] = []
         for pause_s in chain(_REPORT_PAUSES_S, repeat(_REPORT_PAUSES_S[-1])):
             with suppress(wire.PeerError):  # the seed is busy or does not answer: fetch from the known sources
-                others = self._meet()
+                others = self._report_to_seed()
             sources = [ObjectSource(address=self._seed, origin=True)]
-            self._fetch.offer(sources + [ObjectSource(address=one) for one in others])
+            self._fetch.set_sources(sources + [ObjectSource(address=one) for one in others])
             if self._closed.wait(pause_s):
                 return
 
-    def _meet(self) -> list[str]:
-        copy, lost = self._fetch.copy, sorted(self._lost - {self._seed})
+    def _report_to_seed(self) -> list[str]:
+        copy, lost = self._fetch.copy, sorted(self._failed_sources - {self._seed})
         no_use = bool(lost) and not self._fetch.outcome().peer_bytes
-        found = meet(
+        found = report_to_seed(
             self._name, self._server.address,
             have=pack_piece_bits(list(copy.arrivals), len(copy.pieces)) if copy is not None else b"",
-            wants=not self._whole.is_set(), lost=lost,
-            alone=no_use and (len(lost) >= TRIES or self._found_no_source), again_s=_REPORT_PAUSES_S[-1],
+            wants=not self._is_complete.is_set(), lost=lost,
+            alone=no_use and (len(lost) >= MOST_FAILED_SOURCES or self._found_no_source), again_s=_REPORT_PAUSES_S[-1],
             seed=self._seed, key=self._key,
         )  # fmt: skip
         self._found_no_source = not found
@@ -119,21 +128,21 @@ class Serving:
     # ---- serving other starters
 
     @contextmanager
-    def lend(self, name: str) -> Iterator[ObjectCopy | None]:
+    def lend_copy(self, name: str) -> Iterator[ObjectCopy | None]:
         yield self._fetch.copy if name == self._name else None
 
-    def expects(self, name: str) -> bool:
+    def is_fetching(self, name: str) -> bool:
         return name == self._name
 
 
-def _has_content(path: Path, name: str) -> bool:
+def _matches_object_name(path: Path, name: str) -> bool:
     parts, size = [], 0
     with path.open("rb") as file:
         while chunk := file.read(PART_BYTES):
             parts.append(hashlib.sha256(chunk).digest())
             size += len(chunk)
     entry = Entry(b"", EntryKind.FILE, size_bytes=size, parts=b"".join(parts))
-    return proves(name, encode(Manifest(EntryKind.FILE, (entry,))))
+    return is_manifest_of(name, encode_manifest(Manifest(EntryKind.FILE, (entry,))))
 
 
 # ---- the starter
@@ -142,13 +151,13 @@ def _has_content(path: Path, name: str) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replace this process by a pilot. Return an exit code only after a failure."""
     began = time.monotonic()
-    given, rest = _parser().parse_known_args(arguments)
+    given, rest = _create_parser().parse_known_args(arguments)
     os.umask(0o077)
     try:
-        facts = _read(Path(given.here) / "environment.json")
-        folder, archive = _enter(given, facts)
+        facts = _read_environment_facts(Path(given.here) / "environment.json")
+        folder, archive = _prepare_environment(given, facts)
     except (StartError, OSError) as error:
-        print(f"stoker: {error}", file=sys.stderr)  # noqa: T201  # the one line that a batch log needs
+        print(f"stoker: {error}", file=sys.stderr)  # noqa: T201  # the batch log shows this line
         return 1
     finally:
         if given.begun:
@@ -161,10 +170,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.walltime_s:
         command += ["--walltime-s", f"{max(1.0, given.walltime_s - (time.monotonic() - began)):.0f}"]
     command += ["--environment", f"{facts['packages']['name']}={archive}"]
-    os.execve(command[0], command, environ_for(folder, begun=given.begun))
+    os.execve(command[0], command, environment_variables(folder, begun=given.begun))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _create_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="start.pyz", allow_abbrev=False, add_help=False)
     parser.add_argument("here")
     parser.add_argument("--begun", default="")
@@ -175,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_environment_facts(file: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads(file.read_bytes())
         return facts
@@ -184,17 +193,19 @@ def _read(file: Path) -> dict[str, Any]:
         raise StartError(f"{where}: {error}; the job must transfer this file") from error
 
 
-def _enter(given: argparse.Namespace, facts: dict[str, Any]) -> tuple[Path, Path]:
+def _prepare_environment(given: argparse.Namespace, facts: dict[str, Any]) -> tuple[Path, Path]:
     packages, named = facts["packages"], facts["interpreter"]
-    home = Environments(base_folder(given.scratch), kept_s=given.cache_age)
+    home = Environments(base_folder(given.scratch), max_unused_s=given.cache_age)
     name = packages["name"].partition(".")[0][-32:] + ("-" + "".join(filter(str.isalnum, named)) if named else "")
-    folder = home.enter(
+    folder = home.prepare_and_lock(
         name,
-        room_bytes=facts["unpacked_bytes"] + packages["size_bytes"],
-        get=lambda archive: get_packages(packages, archive, session=Path(given.session)),
-        finish=lambda place: finish(place, version=facts["python"], named=named, base=Path(given.here) / "base.tar.gz"),
+        needed_bytes=facts["unpacked_bytes"] + packages["size_bytes"],
+        get_archive=lambda archive: get_environment_archive(packages, archive, session=Path(given.session)),
+        make_usable=lambda place: make_virtual_environment(
+            place, version=facts["python"], named=named, base=Path(given.here) / "base.tar.gz"
+        ),
     )
-    return folder, home.archive(name)
+    return folder, home.archive_path(name)
 
 
 if __name__ == "__main__":

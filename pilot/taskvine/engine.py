@@ -92,15 +92,15 @@ def factory_command(
     return [*words, host or "localhost", str(port)]
 
 
-def init_script(plan: VinePlan) -> str:
+def make_init_script(plan: VinePlan) -> str:
     return f'#!/bin/bash\n{plan.worker_init}\nexec "$@"\n' if plan.worker_init.strip() else ""
 
 
-def write(plan: VinePlan, folder: SessionFolder, *, site: str) -> None:
+def write_plan(plan: VinePlan, folder: SessionFolder, *, site: str) -> None:
     write_whole(_file(folder, site), msgspec.json.format(msgspec.json.encode(plan)))
 
 
-def read(folder: SessionFolder, *, site: str) -> VinePlan:
+def read_plan(folder: SessionFolder, *, site: str) -> VinePlan:
     try:
         return msgspec.json.decode(_file(folder, site).read_bytes(), type=VinePlan)
     except (OSError, *UNREADABLE) as error:
@@ -139,7 +139,7 @@ _LOGS = ("debug", "performance", "taskgraph", "transactions")
 _MIB = 2**20
 
 
-class FinishedTicket(msgspec.Struct, frozen=True):
+class FinishedOrder(msgspec.Struct, frozen=True):
     """A finished order. `answer`: the library's answer if `result` is `success`."""
 
     ticket: int
@@ -194,12 +194,12 @@ class VineManager:
         return int(self._manager.port)
 
     @property
-    def open(self) -> int:
+    def open_orders(self) -> int:
         return len(self._tasks)
 
     # ---- libraries and calls
 
-    def install(self, setup: messages.VineLibrarySetup, *, cores: int) -> str:
+    def install_library(self, setup: messages.VineLibrarySetup, *, cores: int) -> str:
         """Declare the library of a context to TaskVine once. Return its name."""
         recipe = setup.recipe
         name = recipe.key
@@ -223,7 +223,7 @@ class VineManager:
         if needs.disk_bytes:
             task.set_disk(-(-needs.disk_bytes // _MIB))
         for ref in recipe.objects:
-            task.add_input(self._file(ref), ref.name)
+            task.add_input(self._declare_file_once(ref), ref.name)
         self._manager.install_library(task)
         return name
 
@@ -233,41 +233,41 @@ class VineManager:
         if order.function:
             task.add_input(self._files[order.function], messages.FUNCTION_FILE)
         for ref in large:
-            task.add_input(self._file(ref), order.objects[ref.name])
+            task.add_input(self._declare_file_once(ref), order.objects[ref.name])
         self._tasks[self._manager.submit(task)] = (order.ticket, task)
 
     def new_ticket(self) -> int:
         self._tickets += 1
         return self._tickets
 
-    def take_function(self, blob: FunctionBlob) -> None:
+    def add_function(self, blob: FunctionBlob) -> None:
         if blob.key not in self._files:
             path = self._folder / f"function-{blob.key}"
             path.write_bytes(blob.blob)
             self._files[blob.key] = self._manager.declare_file(str(path), cache="workflow", peer_transfer=True)
 
-    def forget(self, name: str) -> None:
+    def forget_object(self, name: str) -> None:
         file = self._files.pop(name, None)
         if file is not None:
             self._manager.undeclare_file(file)
 
     # ---- time
 
-    def collect_finished(self, *, block: bool) -> list[FinishedTicket]:
+    def collect_finished(self, *, block: bool) -> list[FinishedOrder]:
         """Let TaskVine work, and return finished orders. With `block`, this may take a second."""
         if not block:
             for _ in range(_WAKING_TASKS):
                 self._manager.cancel_by_task_id(self._manager.submit(self._task_of_far_future()))
-        out: list[FinishedTicket] = []
+        out: list[FinishedOrder] = []
         task = self._manager.wait(1)
         while task is not None:
-            finished = self._finish(task)
+            finished = self._collect_order(task)
             if finished is not None:
                 out.append(finished)
             task = self._manager.wait(0)
         return out
 
-    def workers(self) -> list[VineWorker]:
+    def connected_workers(self) -> list[VineWorker]:
         return [
             VineWorker(
                 name=f"{str(facts.get('hostname', '')).partition('.')[0]} {facts.get('addrport', '')}".strip(),
@@ -291,7 +291,7 @@ class VineManager:
         task.set_time_start(_FAR_FUTURE_US)
         return task
 
-    def _finish(self, task: Any) -> FinishedTicket | None:
+    def _collect_order(self, task: Any) -> FinishedOrder | None:
         ticket, known = self._tasks.pop(task.id, (0, None))
         if known is None:
             return None
@@ -309,9 +309,9 @@ class VineManager:
             with contextlib.suppress(OSError):
                 os.unlink(file.source())
             self._manager.undeclare_file(file)
-        return FinishedTicket(ticket, result, answer)
+        return FinishedOrder(ticket, result, answer)
 
-    def _file(self, ref: ObjectRef) -> Any:
+    def _declare_file_once(self, ref: ObjectRef) -> Any:
         if ref.name not in self._files:
             self._files[ref.name] = self._manager.declare_file(ref.source, cache="workflow", peer_transfer=True)
         return self._files[ref.name]

@@ -27,7 +27,7 @@ INSTALL = "conda install -c conda-forge ndcctools"
 def find_programs() -> tuple[str, str]:
     """Return the paths of TaskVine's worker and factory, without importing its packages."""
     needed = ("ndcctools.taskvine", "ndcctools.poncho.package_serverize", "threadpoolctl")
-    missing = next((f"Python has no module {module}" for module in needed if not _is_there(module)), "")
+    missing = next((f"Python has no module {module}" for module in needed if not _is_module_installed(module)), "")
     spec = importlib.util.find_spec("ndcctools")
     packages = list(spec.submodule_search_locations or ()) if spec is not None else []
     bins = [str(parent / "bin") for package in packages for parent in list(Path(package).parents)[:4]]
@@ -41,14 +41,14 @@ def find_programs() -> tuple[str, str]:
     return programs["vine_worker"], programs["vine_factory"]
 
 
-def taskvine() -> Any:
+def import_taskvine() -> Any:
     try:
         return importlib.import_module("ndcctools.taskvine")
     except ImportError as error:
         raise ConfigError(f'engine = "taskvine": ndcctools cannot be imported: {error}; {INSTALL}') from error
 
 
-def _is_there(module: str) -> bool:
+def _is_module_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ImportError:
@@ -71,13 +71,13 @@ class VineFactory:
         self.log_file = log_file
         self._orders = folder.parent / "factory.json"
         self._wanted = 0
-        self.want(plan.least_workers)
+        self.set_wanted_workers(plan.least_workers)
         script = None
-        if text := engine.init_script(plan):
+        if text := engine.make_init_script(plan):
             script = folder.parent / "worker-init.sh"
             script.write_text(text)
             script.chmod(0o700)
-        self._workspace = _workspace(plan)
+        self._workspace = _make_workspace(plan)
         worker, factory = programs
         command = engine.factory_command(
             plan, factory=factory, worker=worker, port=port, host=host, folder=folder, password=password,
@@ -90,12 +90,12 @@ class VineFactory:
                 env={**os.environ, POOL: session},
             )  # fmt: skip
 
-    def want(self, workers: int) -> None:
+    def set_wanted_workers(self, workers: int) -> None:
         if workers != self._wanted:
             self._wanted = workers
             write_whole(self._orders, msgspec.json.encode({"min-workers": workers}))
 
-    def ended(self) -> str:
+    def explain_end(self) -> str:
         """Return why the factory has ended, or an empty text."""
         code = self._process.poll()
         if code is None:
@@ -120,7 +120,7 @@ class VineFactory:
             shutil.rmtree(self._workspace, ignore_errors=True)
 
 
-def _workspace(plan: VinePlan) -> Path | None:
+def _make_workspace(plan: VinePlan) -> Path | None:
     if plan.batch != "local":
         return None
     base = os.path.expandvars(os.path.expanduser(plan.scratch)) or os.environ.get("STOKER_SCRATCH")

@@ -16,13 +16,13 @@ from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
 from stoker.protocol.ids import CallId, FunctionKey
 
 FUNCTION_FILE = "function"
-OVER_LIMIT = "limit"
-OVER_MEMORY = "memory"
+TIME_LIMIT_EXCEEDED = "limit"
+MEMORY_LIMIT_EXCEEDED = "memory"
 CANCELLED = "cancelled"
 
 
 class VineLibrarySetup(msgspec.Struct, frozen=True):
-    """`logs`: the pilot's folder; `objects`: the session's folder for large results."""
+    """Settings of a library in TaskVine. `logs`: the pilot's folder; `objects`: the folder for large results."""
 
     pilot: str
     logs: str
@@ -66,7 +66,7 @@ class PoolAnswer(msgspec.Struct, frozen=True):
     ends: list[CallEnd] = msgspec.field(default_factory=list)
 
 
-class Note(msgspec.Struct, frozen=True):
+class LibraryNote(msgspec.Struct, frozen=True):
     """A library's note: its running call, the start of the call's output in the log, and why the library exits."""
 
     call: int
@@ -85,14 +85,14 @@ def note_file(running: str, ticket: int) -> Path:
     return Path(running) / f"order-{ticket}"
 
 
-def encode_note(note: Note) -> bytes:
+def encode_note(note: LibraryNote) -> bytes:
     return msgspec.json.encode(note) + b"\n"
 
 
-def read_and_remove_note(running: str, ticket: int) -> Note | None:
+def read_and_remove_note(running: str, ticket: int) -> LibraryNote | None:
     path = note_file(running, ticket)
     try:
-        note = msgspec.json.decode(path.read_bytes().partition(b"\n")[0], type=Note)
+        note = msgspec.json.decode(path.read_bytes().partition(b"\n")[0], type=LibraryNote)
     except (OSError, *UNREADABLE):
         return None
     path.unlink(missing_ok=True)

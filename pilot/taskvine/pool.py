@@ -4,7 +4,7 @@ The manager sees one pilot, whose devices are the slots of all workers. The core
 transfers objects and limits memory and time.
 
 A slot holds one context at a time, because TaskVine kills an idle library if its worker needs another library. A new
-library for an occupied device waits until the library there is idle or has run for `TURN_S`.
+library for an occupied device waits until the library there is idle or has run for `MIN_SLOT_TURN_S`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import msgspec
 
 from stoker.pilot.agent.agent import ManagerLink
 from stoker.pilot.core import commands
-from stoker.pilot.core.events import DevicesWanted, Event, Farewell, LibraryPrepared, OfferInspected, Pinned
+from stoker.pilot.core.events import DevicesWanted, Event, Farewell, LibraryPrepared, ObjectsPinned, OfferInspected
 from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import CoreState, PilotFacts, Stage, Timers
 from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.engine import FinishedTicket, VineManager, VinePlan, VineWorker
-from stoker.pilot.taskvine.pool_library import Orders, PoolLibrary
+from stoker.pilot.taskvine.engine import FinishedOrder, VineManager, VinePlan, VineWorker
+from stoker.pilot.taskvine.pool_library import OrderSubmitter, PoolLibrary
 from stoker.protocol.ids import DeviceId, LibraryId
 from stoker.protocol.to_manager import DeviceFacts
 
 
-def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:
+def slot_devices(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:
     """Return the devices of `workers` workers (0 = the plan's maximum): one per library that can run at once, with an
     even share of the memory.
     """
@@ -48,9 +48,9 @@ def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[D
 
 log = logging.getLogger("stoker.pilot")
 
-TURN_S = 10.0
+MIN_SLOT_TURN_S = 10.0
 """Seconds that a busy library keeps its slot while another library waits for the slot."""
-ANY_BYTES = 1 << 62
+UNLIMITED_BYTES = 1 << 62
 
 
 class VinePool:
@@ -64,10 +64,10 @@ class VinePool:
         self.timers = Timers()
         self.is_over = False
         self._manager = manager
-        self._orders = Orders(engine, setup)
+        self._orders = OrderSubmitter(engine, setup)
         self._holders: dict[DeviceId, PoolLibrary] = {}
         self._waiting: list[PoolLibrary] = []
-        self._queue = EventQueue(self.core, self._carry_out, clock=time.monotonic)
+        self._queue = EventQueue(self.core, self._execute_command, clock=time.monotonic)
 
     @property
     def state(self) -> CoreState:
@@ -76,69 +76,73 @@ class VinePool:
     def replace_core_with_devices(self, devices: tuple[DeviceFacts, ...]) -> None:
         """Replace the core, which must not have sent messages yet."""
         self.core = PilotCore(msgspec.structs.replace(self.state.facts, devices=devices))
-        self._queue = EventQueue(self.core, self._carry_out, clock=time.monotonic)
+        self._queue = EventQueue(self.core, self._execute_command, clock=time.monotonic)
         self._orders.slot_cores = devices[0].cores
 
     # ---- commands
 
-    def handle(self, event: Event) -> None:
-        self._queue.handle(event)
+    def handle_event(self, event: Event) -> None:
+        self._queue.handle_event(event)
 
-    def finished(self, done: FinishedTicket) -> None:
-        self._orders.finished(done)
+    def handle_finished_order(self, done: FinishedOrder) -> None:
+        self._orders.handle_finished_order(done)
 
-    def farewell(self) -> None:
-        self.handle(Farewell({number: library.sent for number, library in self.libraries.items()}))
+    def report_pool_end(self) -> None:
+        self.handle_event(Farewell({number: library.submitted_calls for number, library in self.libraries.items()}))
 
-    def _carry_out(self, command: commands.Command) -> None:
+    def _execute_command(self, command: commands.Command) -> None:
         match command:
             case (
-                commands.Tell() | commands.SendPieces() | commands.SendHeartbeat() | commands.SendHello()
+                commands.SendToManager() | commands.SendPieces() | commands.SendHeartbeat() | commands.SendHello()
                 | commands.DropAcknowledgedFrames()
             ):  # fmt: skip
-                self._manager.carry_out(command)
+                self._manager.execute_command(command)
             case commands.SendToLibrary(library=number, message=to_library):
                 library = self.libraries.get(number)
                 if library is not None:
-                    library.hear(to_library)
+                    library.handle_message(to_library)
             case commands.WriteLog(text=text, severity=severity):
                 log.log(severity, "%s", text)
-            case commands.Prepare(ordered=ordered):
-                self.libraries[ordered.library] = PoolLibrary(ordered, self._orders, self.handle)
-                self.handle(LibraryPrepared(ordered.library, ANY_BYTES, snapshots_here=tuple(ordered.snapshots)))
+            case commands.PrepareLibrary(ordered=ordered):
+                self.libraries[ordered.library] = PoolLibrary(ordered, self._orders, self.handle_event)
+                self.handle_event(
+                    LibraryPrepared(ordered.library, UNLIMITED_BYTES, snapshots_here=tuple(ordered.snapshots))
+                )
             case commands.PinObjects(library=number, objects=refs):
-                self.handle(Pinned(number, {ref.name: ref.source for ref in refs}))  # TaskVine transfers the objects
+                paths = {ref.name: ref.source for ref in refs}  # TaskVine transfers the objects
+                self.handle_event(ObjectsPinned(number, paths))
             case commands.StartProcess(ordered=ordered):
                 self._waiting.append(self.libraries[ordered.library])
-                self.share_slots()
+                self.give_free_slots()
             case commands.KillProcess(library=number) | commands.KillZygote(library=number):
                 self.libraries[number].kill()
             case commands.InspectOffer(order=order):
-                self.handle(OfferInspected(order))  # the engines of TaskVine's libraries cannot be observed
+                self.handle_event(OfferInspected(order))  # the engines of TaskVine's libraries cannot be observed
             case commands.RemoveLibrary(library=number):
-                self._forget(number)
+                self._remove_library(number)
             case commands.SetTimer(at=at, key=key):
-                self.timers.set(at, key)
-            case commands.Leave():
+                self.timers.set_timer(at, key)
+            case commands.ExitPilot():
                 self.is_over = True
             case (
-                commands.Expect() | commands.StartFetch() | commands.StopFetch() | commands.RemoveEvictedSnapshots()
-                | commands.OfferSnapshot() | commands.Probe() | commands.FetchArguments() | commands.ReleaseArguments()
-                | commands.UploadResults() | commands.Observe()
+                commands.AnnounceFetch() | commands.StartFetch() | commands.StopFetch()
+                | commands.RemoveEvictedSnapshots() | commands.OfferSnapshot() | commands.ProbeDevice()
+                | commands.FetchArguments() | commands.ReleaseArguments() | commands.UploadResults()
+                | commands.ObserveLibrary()
             ):  # fmt: skip
                 pass
             case _:
                 assert_never(command)
 
-    def _forget(self, number: LibraryId) -> None:
+    def _remove_library(self, number: LibraryId) -> None:
         library = self.libraries.pop(number, None)
         self._waiting = [each for each in self._waiting if each is not library]
         self._holders = {device: holder for device, holder in self._holders.items() if holder is not library}
-        self.share_slots()
+        self.give_free_slots()
 
     # ---- slots
 
-    def share_slots(self) -> None:
+    def give_free_slots(self) -> None:
         for library in tuple(self._waiting):
             if library not in self._waiting:  # the library has ended
                 continue
@@ -148,13 +152,13 @@ class VinePool:
                 self._holders.update(dict.fromkeys(library.devices, library))
                 library.load()
             for holder in sorted(holders, key=lambda holder: holder.number):
-                self._make_room(holder)
+                self._free_slot(holder)
 
-    def _make_room(self, holder: PoolLibrary) -> None:
+    def _free_slot(self, holder: PoolLibrary) -> None:
         known = self.state.libraries.get(holder.number)
         if known is None or known.stage is not Stage.READY:
             return
-        if not known.held:
-            self.handle(DevicesWanted(holder.number, "another context needs its slot"))
-        elif time.monotonic() - known.ready_at > TURN_S:
-            self.handle(DevicesWanted(holder.number, "its turn is over: another context needs its slot"))
+        if not known.held_calls:
+            self.handle_event(DevicesWanted(holder.number, "another context needs its slot"))
+        elif time.monotonic() - known.ready_at > MIN_SLOT_TURN_S:
+            self.handle_event(DevicesWanted(holder.number, "its turn is over: another context needs its slot"))

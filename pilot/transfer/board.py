@@ -28,10 +28,10 @@ from stoker.contexts.manifest import (
     Entry,
     EntryKind,
     Manifest,
-    Slice,
+    ManifestPart,
+    group_into_pieces,
     is_piece_intact,
     piece_size_bytes,
-    pieces,
     read_manifest,
 )
 
@@ -44,25 +44,25 @@ class ObjectCopy:
     def __init__(self, root: Path, name: str, data: bytes, *, whole: bool) -> None:
         """Raises ValueError for an invalid manifest `data`, OSError for an unusable path."""
         self.name = name
-        self.data = data
+        self.manifest_bytes = data
         self.manifest = read_manifest(name, data)
-        self.pieces = pieces(self.manifest)
-        self.first_hand = False  # True if the fetch reads the object's origin
+        self.pieces = group_into_pieces(self.manifest)
+        self.reads_origin = False  # True if the fetch reads the object's origin
         self.changed = threading.Condition()
         self.arrivals: Sequence[int] = range(len(self.pieces))
-        self._made: list[int] = []
-        self._here = bytearray(len(self.pieces))
+        self._arrivals: list[int] = []
+        self._present_pieces = bytearray(len(self.pieces))
         self._folder = self.manifest.kind is EntryKind.FOLDER
         if not whole:
-            self.arrivals = self._made
+            self.arrivals = self._arrivals
             _create_tree(root, self.manifest)
         how = os.O_DIRECTORY if self._folder else (os.O_RDONLY if whole else os.O_RDWR)
         self._root = os.open(root, how | os.O_CLOEXEC)
-        # The last reference closes the descriptor: after an earlier close, a late thread could write to another file.
+        # Close the descriptor with the last reference: otherwise, a late thread could write to a file that reuses it.
         weakref.finalize(self, os.close, self._root)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         return len(self.arrivals) == len(self.pieces)
 
     def keep_correct_pieces(self) -> None:
@@ -72,48 +72,48 @@ class ObjectCopy:
             if any(self._is_hole(part) for part in piece):
                 continue
             size = piece_size_bytes(piece)
-            if self.read(index, buffer[:size]) and is_piece_intact(piece, buffer[:size]):
-                self._arrive(index)
+            if self.read_piece(index, buffer[:size]) and is_piece_intact(piece, buffer[:size]):
+                self._record_arrival(index)
 
-    def write(self, index: int, data: memoryview) -> bool:
+    def write_piece(self, index: int, data: memoryview) -> bool:
         """Write a piece. Return False if its bytes are wrong. Raises OSError."""
         piece = self.pieces[index]
         if not is_piece_intact(piece, data):
             return False
         offset = 0
         for part in piece:
-            with self.file_of(part, os.O_WRONLY) as file:
-                _write(file, data[offset : offset + part.size_bytes], part.offset)
+            with self.open_file_of(part, os.O_WRONLY) as file:
+                _write_all_at(file, data[offset : offset + part.size_bytes], part.offset)
             offset += part.size_bytes
-        self._arrive(index)
+        self._record_arrival(index)
         return True
 
-    def read(self, index: int, into: memoryview) -> bool:
+    def read_piece(self, index: int, into: memoryview) -> bool:
         offset = 0
         for part in self.pieces[index]:
-            with self.file_of(part) as file:
-                if not _read(file, into[offset : offset + part.size_bytes], part.offset):
+            with self.open_file_of(part) as file:
+                if not _read_all_at(file, into[offset : offset + part.size_bytes], part.offset):
                     return False
             offset += part.size_bytes
         return True
 
-    def give_up(self) -> None:
+    def free_disk_space(self) -> None:
         """Free the disk space of the copy, even if other processes have the copy open."""
         if not self._folder and os.fstat(self._root).st_nlink <= 1:
             os.ftruncate(self._root, 0)
 
-    def has(self, index: int) -> bool:
-        return self.arrivals is not self._made or bool(self._here[index])
+    def has_piece(self, index: int) -> bool:
+        return self.arrivals is not self._arrivals or bool(self._present_pieces[index])
 
-    def _arrive(self, index: int) -> None:
+    def _record_arrival(self, index: int) -> None:
         with self.changed:
-            if not self._here[index]:
-                self._here[index] = 1
-                self._made.append(index)
+            if not self._present_pieces[index]:
+                self._present_pieces[index] = 1
+                self._arrivals.append(index)
                 self.changed.notify_all()
 
     @contextmanager
-    def file_of(self, part: Slice, how: int = os.O_RDONLY) -> Iterator[int]:
+    def open_file_of(self, part: ManifestPart, how: int = os.O_RDONLY) -> Iterator[int]:
         """Yield a descriptor of the file that contains `part`. Raises OSError."""
         if not self._folder:
             yield self._root
@@ -124,8 +124,8 @@ class ObjectCopy:
         finally:
             os.close(file)
 
-    def _is_hole(self, part: Slice) -> bool:
-        with self.file_of(part) as file:
+    def _is_hole(self, part: ManifestPart) -> bool:
+        with self.open_file_of(part) as file:
             try:
                 return os.lseek(file, part.offset, os.SEEK_DATA) >= part.offset + part.size_bytes
             except OSError as error:
@@ -135,20 +135,20 @@ class ObjectCopy:
 def _create_tree(root: Path, manifest: Manifest) -> None:
     place = os.fsencode(root)
     if manifest.kind is EntryKind.FILE:
-        _make_file(place, manifest.entries[0])
+        _create_sparse_file(place, manifest.entries[0])
         return
     os.makedirs(place, mode=0o700, exist_ok=True)
     for entry in manifest.entries:
         path = os.path.join(place, entry.name)
         if entry.kind is EntryKind.FILE:
-            _make_file(path, entry)
+            _create_sparse_file(path, entry)
         elif entry.kind is EntryKind.FOLDER:
             os.makedirs(path, mode=0o700, exist_ok=True)
         elif not os.path.islink(path):
             os.symlink(entry.target, path)
 
 
-def _make_file(path: bytes, entry: Entry) -> None:
+def _create_sparse_file(path: bytes, entry: Entry) -> None:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -159,13 +159,13 @@ def _make_file(path: bytes, entry: Entry) -> None:
         os.close(file)
 
 
-def _write(file: int, data: memoryview, offset: int) -> None:
+def _write_all_at(file: int, data: memoryview, offset: int) -> None:
     while data:
         count = os.pwrite(file, data, offset)
         data, offset = data[count:], offset + count
 
 
-def _read(file: int, into: memoryview, offset: int) -> bool:
+def _read_all_at(file: int, into: memoryview, offset: int) -> bool:
     while into:
         count = os.preadv(file, [into], offset)
         if not count:
@@ -178,12 +178,12 @@ def _read(file: int, into: memoryview, offset: int) -> bool:
 
 S = TypeVar("S")
 
-SAMPLE = 48
-AGAIN_S, AGAIN = 1.0, 3.0
+SAMPLE_PIECES = 48
+MIN_OVERDUE_S, OVERDUE_FACTOR = 1.0, 3.0
 """Near the end, a piece is also requested from a second source after the longer of 1 s and 3 times the recent seconds
 per piece.
 """
-SPARED_S = 5.0  # seconds without a new piece after which pieces that peers have are also requested from the origin
+ORIGIN_FALLBACK_S = 5.0  # seconds without a new piece, after which the origin also sends pieces that peers have
 
 
 @dataclass(slots=True)
@@ -193,22 +193,22 @@ class _PieceRequest:
 
 
 @dataclass(slots=True)
-class _Offer:
+class _SourcePieces:
     origin: bool
     pieces: list[int] = field(default_factory=list)
     known: bytearray = field(default_factory=bytearray)
-    asked: set[int] = field(default_factory=set)
+    requested: set[int] = field(default_factory=set)
 
 
 class PiecePicker(Generic[S]):
     """Chooses the next piece of an object to request from a source. Not thread-safe."""
 
     def __init__(self, count: int, *, chance: random.Random) -> None:
-        self._here = bytearray(count)
+        self._has_arrived = bytearray(count)
         self._left = count
-        self._holders = [0] * count
-        self._asked: dict[int, _PieceRequest] = {}
-        self._offers: dict[S, _Offer] = {}
+        self._peers_with_piece = [0] * count
+        self._requests: dict[int, _PieceRequest] = {}
+        self._offers: dict[S, _SourcePieces] = {}
         self._chance = chance
         self._last_arrival_at = 0.0
         self._took_s = 0.0
@@ -217,17 +217,17 @@ class PiecePicker(Generic[S]):
     def missing(self) -> int:
         return self._left
 
-    def add(self, source: S, *, origin: bool = False) -> None:
-        self._offers[source] = _Offer(origin=origin, known=bytearray(len(self._here)))
+    def add_source(self, source: S, *, origin: bool = False) -> None:
+        self._offers[source] = _SourcePieces(origin=origin, known=bytearray(len(self._has_arrived)))
 
-    def has(self, source: S, indices: Iterable[int]) -> None:
+    def add_pieces_of_source(self, source: S, indices: Iterable[int]) -> None:
         offer = self._offers[source]
         for index in indices:
             if not offer.known[index]:
                 offer.known[index] = 1
                 if not offer.origin:
-                    self._holders[index] += 1
-                if not self._here[index]:
+                    self._peers_with_piece[index] += 1
+                if not self._has_arrived[index]:
                     offer.pieces.append(index)
 
     def mark_piece_unavailable(self, source: S, index: int) -> None:
@@ -236,53 +236,53 @@ class PiecePicker(Generic[S]):
         if offer.known[index]:
             offer.known[index] = 0
             if not offer.origin:
-                self._holders[index] -= 1
+                self._peers_with_piece[index] -= 1
             if index in offer.pieces:
                 offer.pieces.remove(index)
 
-    def gone(self, source: S) -> None:
+    def remove_source(self, source: S) -> None:
         """Remove a source. Its pieces can then be requested from other sources."""
         offer = self._offers.pop(source, None)
         if offer is None:
             return
-        for index in list(offer.asked):
+        for index in list(offer.requested):
             self._withdraw_request(offer, index)
         if not offer.origin:
             for index, known in enumerate(offer.known):
-                self._holders[index] -= known
+                self._peers_with_piece[index] -= known
 
-    def arrived(self, index: int, now: float) -> bool:
+    def record_arrival(self, index: int, now: float) -> bool:
         """Record the arrival of a piece. Return False if the piece was already present."""
         for offer in self._offers.values():
-            offer.asked.discard(index)
-        asked = self._asked.pop(index, None)
-        if self._here[index]:
+            offer.requested.discard(index)
+        asked = self._requests.pop(index, None)
+        if self._has_arrived[index]:
             return False
         if asked is not None:
             self._took_s += (now - asked.since - self._took_s) / 4
-        self._here[index] = 1
+        self._has_arrived[index] = 1
         self._left -= 1
         self._last_arrival_at = now
         return True
 
-    def take(self, source: S, now: float) -> int | None:
+    def choose_next_piece(self, source: S, now: float) -> int | None:
         """Return the piece to request from a source, if any, and mark the piece as requested."""
         offer = self._offers.get(source)
         if offer is None:
             return None
-        found = self._free(offer, now)
-        found = self._late(offer, now) if found is None else found
+        found = self._choose_unrequested_piece(offer, now)
+        found = self._choose_overdue_piece(offer, now) if found is None else found
         if found is not None:
-            asked = self._asked.get(found)
-            self._asked[found] = _PieceRequest(1 + (asked.sources if asked else 0), now)
-            offer.asked.add(found)
+            asked = self._requests.get(found)
+            self._requests[found] = _PieceRequest(1 + (asked.sources if asked else 0), now)
+            offer.requested.add(found)
         return found
 
-    def _free(self, offer: _Offer, now: float) -> int | None:
+    def _choose_unrequested_piece(self, offer: _SourcePieces, now: float) -> int | None:
         """Return the rarest unrequested piece of a sample, or of all pieces if the sample has none."""
-        spared = offer.origin and now - self._last_arrival_at < SPARED_S
-        here, asked, holders, pieces = self._here, self._asked, self._holders, offer.pieces
-        for size in (SAMPLE,) if spared else (SAMPLE, len(pieces)):
+        spared = offer.origin and now - self._last_arrival_at < ORIGIN_FALLBACK_S
+        here, asked, holders, pieces = self._has_arrived, self._requests, self._peers_with_piece, offer.pieces
+        for size in (SAMPLE_PIECES,) if spared else (SAMPLE_PIECES, len(pieces)):
             best, fewest = None, len(self._offers) + 1
             place = self._chance.randrange(len(pieces)) if pieces else 0
             for _ in range(min(size, len(pieces))):
@@ -301,26 +301,29 @@ class PiecePicker(Generic[S]):
                 return best
         return None
 
-    def _late(self, offer: _Offer, now: float) -> int | None:
+    def _choose_overdue_piece(self, offer: _SourcePieces, now: float) -> int | None:
         """If all missing pieces have been requested, return a piece whose only request is overdue."""
-        if len(self._asked) < self._left:
+        if len(self._requests) < self._left:
             return None
-        patience_s = max(AGAIN_S, AGAIN * self._took_s) + (SPARED_S if offer.origin else 0.0)
+        patience_s = max(MIN_OVERDUE_S, OVERDUE_FACTOR * self._took_s) + (ORIGIN_FALLBACK_S if offer.origin else 0.0)
         late = [
             index
-            for index, asked in self._asked.items()
-            if asked.sources == 1 and now - asked.since > patience_s and offer.known[index] and index not in offer.asked
+            for index, asked in self._requests.items()
+            if asked.sources == 1
+            and now - asked.since > patience_s
+            and offer.known[index]
+            and index not in offer.requested
         ]
         return self._chance.choice(late) if late else None
 
-    def _withdraw_request(self, offer: _Offer, index: int) -> None:
-        if index in offer.asked:
-            offer.asked.discard(index)
-            asked = self._asked.get(index)
+    def _withdraw_request(self, offer: _SourcePieces, index: int) -> None:
+        if index in offer.requested:
+            offer.requested.discard(index)
+            asked = self._requests.get(index)
             if asked is not None:
                 asked.sources -= 1
                 if asked.sources <= 0:
-                    del self._asked[index]
+                    del self._requests[index]
 
 
 # ---- sources and outcomes of fetches
@@ -343,7 +346,7 @@ class ObjectSource:
 
 @dataclass(frozen=True, slots=True)
 class FetchOutcome:
-    """Bytes that a fetch got from the origin and from peers, and its duration."""
+    """The result of a fetch: bytes from the origin, bytes from peers, and the duration in seconds."""
 
     origin_bytes: int
     peer_bytes: int

@@ -26,7 +26,7 @@ from stoker.pilot.transfer.wire import PeerError
 
 # ---- sources
 
-DEPTH = 2  # outstanding requests to a fast peer: the next piece travels while the last piece is verified
+MAX_OPEN_REQUESTS = 2  # outstanding requests to a fast peer: the next piece travels while the last piece is verified
 SLOW_S = 0.1  # seconds per piece; a peer that needs longer gets one request at a time
 
 _FILE_CHANGED = "the file has changed since the recipe was made, or is damaged; make the recipe again"
@@ -44,141 +44,141 @@ class SourceReader:
         self._channel: wire.Channel | None = None
         self._lock = threading.Lock()
         self._stopped = False
-        self._why = ""
-        self._useful = 0
+        self._stop_reason = ""
+        self._delivered_pieces = 0
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="transfer-fetch", daemon=True).start()
+        threading.Thread(target=self._read_source, name="transfer-fetch", daemon=True).start()
 
     def stop(self, why: str = "") -> None:
         with self._lock:
             self._stopped = True
-            self._why = why
+            self._stop_reason = why
             if self._channel is not None:
                 self._channel.close()
 
     @property
-    def _done(self) -> bool:
-        return self._stopped or self._fetch.over
+    def _must_stop(self) -> bool:
+        return self._stopped or self._fetch.is_over
 
-    def _run(self) -> None:
+    def _read_source(self) -> None:
         why, wrong = "", False
         try:
-            while not self._done:
-                useful = self._useful
+            while not self._must_stop:
+                useful = self._delivered_pieces
                 try:
                     if self.source.path:
                         self._read_path()
                     else:
                         self._read_peer()
                 except wire.PeerError:
-                    if self._useful == useful:  # the connection delivered no piece: give up this source
+                    if self._delivered_pieces == useful:  # the connection delivered no piece: give up this source
                         raise
         except WrongBytesError as error:
             why, wrong = _FILE_CHANGED if self.source.path else str(error), True
         except (OSError, ValueError, StokerError) as error:
             why = str(error)
-        except Exception as error:  # despite this bug, other threads must not wait for this source
+        except Exception as error:  # a bug: report the end of this source, so that other threads do not wait for it
             why = f"{type(error).__name__}: {error}"
-        self._fetch.ended(self, self._why if self._stopped else why, wrong=wrong)
+        self._fetch.record_reader_end(self, self._stop_reason if self._stopped else why, wrong=wrong)
 
     def _read_peer(self) -> None:
-        channel = wire.connect(self.source.address, key=self._fetch.key, limits=self._fetch.limits)
+        channel = wire.connect_to_peer(self.source.address, key=self._fetch.key, limits=self._fetch.limits)
         with self._lock:
             self._channel = channel
             if self._stopped:
                 channel.close()
         try:
-            copy = self._open(channel)
+            copy = self._open_object(channel)
             if copy is not None:
-                self._converse(channel, copy)
+                self._request_pieces(channel, copy)
         finally:
             with self._lock:
                 self._channel = None
             channel.close()
 
-    def _open(self, channel: wire.Channel) -> ObjectCopy | None:
+    def _open_object(self, channel: wire.Channel) -> ObjectCopy | None:
         fetch, busy_until = self._fetch, time.monotonic() + _BUSY_S
-        while not self._done:
+        while not self._must_stop:
             channel.send({"op": "open", "object": fetch.name, "manifest": fetch.copy is None and not fetch.manifest})
             header = channel.receive()
             trouble = header.get("error")
             if not trouble:
-                return self._opened(channel, header)
+                return self._read_open_answer(channel, header)
             if trouble == "busy" and time.monotonic() < busy_until:
-                fetch.wait(_BUSY_RETRY_S)
+                fetch.wait_for_change(_BUSY_RETRY_S)
             elif trouble == "busy":
                 raise wire.PeerError("it is busy with other pilots")
             elif trouble != "soon":
                 raise wire.PeerError("it does not have the object")
         return None
 
-    def _opened(self, channel: wire.Channel, header: dict[str, Any]) -> ObjectCopy:
-        manifest = _body(channel, header, "manifest", most=MOST_BYTES)
-        bits = _body(channel, header, "have", most=MOST_BYTES)
-        data = _body(channel, header, "data", most=PART_BYTES)
+    def _read_open_answer(self, channel: wire.Channel, header: dict[str, Any]) -> ObjectCopy:
+        manifest = _receive_body(channel, header, "manifest", most=MOST_BYTES)
+        bits = _receive_body(channel, header, "have", most=MOST_BYTES)
+        data = _receive_body(channel, header, "data", most=PART_BYTES)
         copy = self._fetch.copy or self._fetch.create_object_copy(self._fetch.manifest or bytes(manifest))
         count = len(copy.pieces)
         has = range(count) if header.get("whole") else (i for i in range(count) if bits[i >> 3] >> (i & 7) & 1)
         if not header.get("whole") and len(bits) != -(-count // 8):
             raise wire.PeerError("it does not say which pieces it has")
-        self._fetch.join(self.source, has)
+        self._fetch.add_source(self.source, has)
         if data and count == 1:
-            self._fetch.arrive(self.source, 0, data)
-            self._useful += 1
+            self._fetch.store_piece(self.source, 0, data)
+            self._delivered_pieces += 1
         return copy
 
-    def _converse(self, channel: wire.Channel, copy: ObjectCopy) -> None:
-        fetch, asked, depth = self._fetch, deque[int](), DEPTH if self.source.origin else 1
+    def _request_pieces(self, channel: wire.Channel, copy: ObjectCopy) -> None:
+        fetch, asked, depth = self._fetch, deque[int](), MAX_OPEN_REQUESTS if self.source.origin else 1
         buffer = memoryview(bytearray(PART_BYTES))
-        while not self._done:
-            while len(asked) < depth and (index := fetch.take(self.source)) is not None:
+        while not self._must_stop:
+            while len(asked) < depth and (index := fetch.choose_next_piece(self.source)) is not None:
                 channel.send({"op": "piece", "index": index})
                 asked.append(index)
             if asked:
                 began = time.monotonic()
-                self._answer(channel, copy, asked.popleft(), buffer)
-                depth = DEPTH if self.source.origin or time.monotonic() - began < SLOW_S else 1
+                self._receive_piece(channel, copy, asked.popleft(), buffer)
+                depth = MAX_OPEN_REQUESTS if self.source.origin or time.monotonic() - began < SLOW_S else 1
             else:
                 channel.send({"op": "wait"})
                 header = channel.receive()
-                _body(channel, header, "", most=0)
-                fetch.hear(self.source, _indices(header, len(copy.pieces)))
+                _receive_body(channel, header, "", most=0)
+                fetch.record_source_pieces(self.source, _announced_pieces(header, len(copy.pieces)))
 
-    def _answer(self, channel: wire.Channel, copy: ObjectCopy, index: int, buffer: memoryview) -> None:
+    def _receive_piece(self, channel: wire.Channel, copy: ObjectCopy, index: int, buffer: memoryview) -> None:
         header = channel.receive()
         size = piece_size_bytes(copy.pieces[index])
-        has = _indices(header, len(copy.pieces))
+        has = _announced_pieces(header, len(copy.pieces))
         if header.get("error"):
-            _body(channel, header, "", most=0)
-            self._fetch.hear(self.source, has, lacks=index)
+            _receive_body(channel, header, "", most=0)
+            self._fetch.record_source_pieces(self.source, has, lacks=index)
             return
         if header.get("index") != index or header["body"] != size:
             raise wire.PeerError("it sent a piece that was not requested")
         channel.receive_body(buffer[:size])
-        self._fetch.hear(self.source, has)
-        self._fetch.arrive(self.source, index, buffer[:size])
-        self._useful += 1
+        self._fetch.record_source_pieces(self.source, has)
+        self._fetch.store_piece(self.source, index, buffer[:size])
+        self._delivered_pieces += 1
 
     def _read_path(self) -> None:
         fetch = self._fetch
         copy = fetch.copy or fetch.create_object_copy(fetch.manifest or fetch.manifest_at(self.source.path))
-        original = ObjectCopy(Path(self.source.path), fetch.name, copy.data, whole=True)
-        fetch.join(self.source, range(len(copy.pieces)))
+        original = ObjectCopy(Path(self.source.path), fetch.name, copy.manifest_bytes, whole=True)
+        fetch.add_source(self.source, range(len(copy.pieces)))
         buffer = memoryview(bytearray(PART_BYTES))
-        while not self._done:
-            index = fetch.take(self.source)
+        while not self._must_stop:
+            index = fetch.choose_next_piece(self.source)
             if index is None:
-                fetch.wait(_IDLE_S)
+                fetch.wait_for_change(_IDLE_S)
                 continue
             data = buffer[: piece_size_bytes(copy.pieces[index])]
-            if not original.read(index, data):
+            if not original.read_piece(index, data):
                 raise OSError(f"{self.source.path} is shorter than it was")
-            fetch.arrive(self.source, index, data)
-            self._useful += 1
+            fetch.store_piece(self.source, index, data)
+            self._delivered_pieces += 1
 
 
-def _body(channel: wire.Channel, header: dict[str, Any], field: str, *, most: int) -> memoryview:
+def _receive_body(channel: wire.Channel, header: dict[str, Any], field: str, *, most: int) -> memoryview:
     size = header.get(field, 0) if field else header["body"]
     if type(size) is not int or not 0 <= size <= most:
         raise wire.PeerError(f"it announced {size} bytes where at most {most} are valid")
@@ -187,7 +187,7 @@ def _body(channel: wire.Channel, header: dict[str, Any], field: str, *, most: in
     return data
 
 
-def _indices(header: dict[str, Any], count: int) -> list[int]:
+def _announced_pieces(header: dict[str, Any], count: int) -> list[int]:
     have = header.get("have", [])
     if not isinstance(have, list) or not all(type(index) is int and 0 <= index < count for index in have):
         raise wire.PeerError("it announced pieces that do not exist")
@@ -198,28 +198,28 @@ def _indices(header: dict[str, Any], count: int) -> list[int]:
 
 log = logging.getLogger("stoker.transfer")
 
-STALL_S = 60.0  # seconds without bytes after which all sources are dropped
+NO_BYTES_LIMIT_S = 60.0  # seconds without bytes after which all sources are dropped
 _POLL_S = 0.5
 _REASONS = 4  # maximum number of reasons that the error message lists
 
 
 class ObjectFetch:
-    """A fetch of one object from the sources of the last `offer`, thread-safe. `begun` receives the partial copy, which
-    the pilot serves to peers. `lost` receives sources that failed, and the reason.
+    """A fetch of one object from the sources of the last `set_sources`, thread-safe. `on_copy_created` receives the
+    partial copy, which the pilot serves to peers. `on_source_lost` receives a failed source and the reason.
     """
 
     def __init__(
         self, name: str, *, key: bytes, limits: wire.WireLimits = wire.LIMITS,
         manifest_at: Callable[[str], bytes] = lambda _path: b"",
-        lost: Callable[[ObjectSource, str], None] = lambda _source, _why: None,
-        begun: Callable[[ObjectCopy], None] = lambda _copy: None,
+        on_source_lost: Callable[[ObjectSource, str], None] = lambda _source, _why: None,
+        on_copy_created: Callable[[ObjectCopy], None] = lambda _copy: None,
     ) -> None:  # fmt: skip
         self.name, self.key, self.limits, self.manifest_at = name, key, limits, manifest_at
         self.sources: list[ObjectSource] = []
         self.manifest = b""  # empty until the manifest is known
         self.copy: ObjectCopy | None = None
-        self.over = False
-        self._lost, self._begun = lost, begun
+        self.is_over = False
+        self._on_source_lost, self._on_copy_created = on_source_lost, on_copy_created
         self._root: Path | None = None
         self._chance = random.Random()
         self._picker: PiecePicker[ObjectSource] = PiecePicker(0, chance=self._chance)
@@ -230,11 +230,11 @@ class ObjectFetch:
         self._making = threading.Lock()
         self._lock = threading.Lock()  # held while the following fields change
         self._readers: dict[ObjectSource, SourceReader] = {}
-        self._wrong: set[ObjectSource] = set()
-        self._telling = 0
+        self._wrong_sources: set[ObjectSource] = set()
+        self._running_callbacks = 0
         self._reasons: deque[str] = deque(maxlen=_REASONS)
 
-    def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
+    def set_sources(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
         self.manifest = manifest or self.manifest
         self.sources = list(sources)
         if self._root is not None:
@@ -244,42 +244,42 @@ class ObjectFetch:
         with self._lock:
             offered = set(self.sources)
             old = [self._readers.pop(source) for source in list(self._readers) if source not in offered]
-            fresh = [one for one in offered - self._wrong if one not in self._readers and not self.over]
+            fresh = [one for one in offered - self._wrong_sources if one not in self._readers and not self.is_over]
             starting = {source: SourceReader(source, self) for source in fresh}
             self._readers |= starting
-            refused = offered & self._wrong
+            refused = offered & self._wrong_sources
         for reader in old:
             reader.stop()
         for reader in starting.values():
             reader.start()
         for source in refused:
-            self._lost(source, "it served wrong bytes before")
+            self._on_source_lost(source, "it served wrong bytes before")
 
-    def run(self, root: Path, *, alone_s: float = float("inf")) -> FetchOutcome:
+    def run(self, root: Path, *, no_source_limit_s: float = float("inf")) -> FetchOutcome:
         """Fetch the object to `root`, which may contain parts of an earlier attempt. Raises OSError, PeerError."""
         self._root = root
         self._started_at = self._moved_at = alone_at = time.monotonic()
-        if self.manifest and not self.over:  # check parts of an earlier attempt before the sources answer
+        if self.manifest and not self.is_over:  # check parts of an earlier attempt before the sources answer
             try:
                 self.create_object_copy(self.manifest)
             except (OSError, WrongBytesError) as error:
-                self.end(error)
+                self.end_fetch(error)
         self._update_readers()
         try:
-            while not self.over:
-                self.wait(_POLL_S)
+            while not self.is_over:
+                self.wait_for_change(_POLL_S)
                 now = time.monotonic()
                 with self._lock:
-                    alone_at = now if self._readers or self._telling else alone_at
-                if now - alone_at > alone_s:
+                    alone_at = now if self._readers or self._running_callbacks else alone_at
+                if now - alone_at > no_source_limit_s:
                     why = dict.fromkeys([f"no source of {self.name} is left", *self._reasons])
-                    self.end(PeerError("; ".join(why)))
-                if now - self._moved_at > STALL_S:
+                    self.end_fetch(PeerError("; ".join(why)))
+                if now - self._moved_at > NO_BYTES_LIMIT_S:
                     self._moved_at = now
                     with self._lock:
                         readers = list(self._readers.values())
                     for reader in readers:
-                        reader.stop(f"no bytes arrived for {STALL_S:g} s")
+                        reader.stop(f"no bytes arrived for {NO_BYTES_LIMIT_S:g} s")
         finally:
             self.stop()
         if isinstance(self._failure, WrongBytesError):
@@ -290,7 +290,7 @@ class ObjectFetch:
 
     def stop(self) -> None:
         """Stop the fetch. The fetched parts remain for another attempt."""
-        self.end(PeerError(f"the fetch of {self.name} was stopped"))
+        self.end_fetch(PeerError(f"the fetch of {self.name} was stopped"))
         with self._lock:
             readers, self._readers = list(self._readers.values()), {}
         for reader in readers:
@@ -298,24 +298,24 @@ class ObjectFetch:
 
     # ---- methods for readers
 
-    def ended(self, reader: SourceReader, why: str, *, wrong: bool) -> None:
+    def record_reader_end(self, reader: SourceReader, why: str, *, wrong: bool) -> None:
         """Record the end of a reader. `why`: empty if the fetch is complete. `wrong`: True if bytes were wrong."""
         with self._changed:
-            self._picker.gone(reader.source)
+            self._picker.remove_source(reader.source)
             self._changed.notify_all()
         with self._lock:
-            known = self._readers.get(reader.source) is reader and not self.over
+            known = self._readers.get(reader.source) is reader and not self.is_over
             if wrong:
-                self._wrong.add(reader.source)
+                self._wrong_sources.add(reader.source)
             if known:
                 del self._readers[reader.source]
-                self._telling += 1
+                self._running_callbacks += 1
                 self._reasons.append(f"{reader.source}: {why}")
         if known:
             log.warning("%s from %s: %s", self.name, reader.source, why)
-            self._lost(reader.source, why)
+            self._on_source_lost(reader.source, why)
             with self._lock:
-                self._telling -= 1
+                self._running_callbacks -= 1
 
     def create_object_copy(self, manifest: bytes) -> ObjectCopy:
         """Raises WrongBytesError, OSError."""
@@ -329,38 +329,38 @@ class ObjectFetch:
             except ValueError as error:
                 raise WrongBytesError(str(error)) from error
             except OSError as error:
-                self.end(error)
+                self.end_fetch(error)
                 raise
             with self._changed:
                 self._picker = PiecePicker(len(copy.pieces), chance=self._chance)
                 for index in copy.arrivals:
-                    self._picker.arrived(index, time.monotonic())
+                    self._picker.record_arrival(index, time.monotonic())
                 self.copy, self.manifest = copy, manifest
-        self._begun(copy)
-        if copy.complete:
-            self.end(None)
+        self._on_copy_created(copy)
+        if copy.is_complete:
+            self.end_fetch(None)
         return copy
 
-    def join(self, source: ObjectSource, has: Iterable[int]) -> None:
+    def add_source(self, source: ObjectSource, has: Iterable[int]) -> None:
         if self.copy is not None and source.origin:
-            self.copy.first_hand = True
+            self.copy.reads_origin = True
         with self._changed:
-            self._picker.gone(source)
-            self._picker.add(source, origin=source.origin)
-            self._picker.has(source, has)
+            self._picker.remove_source(source)
+            self._picker.add_source(source, origin=source.origin)
+            self._picker.add_pieces_of_source(source, has)
 
-    def hear(self, source: ObjectSource, has: Iterable[int], *, lacks: int | None = None) -> None:
+    def record_source_pieces(self, source: ObjectSource, has: Iterable[int], *, lacks: int | None = None) -> None:
         """Record that a source has the pieces `has`, and does not have the piece `lacks`."""
         with self._changed:
             if lacks is not None:
                 self._picker.mark_piece_unavailable(source, lacks)
-            self._picker.has(source, has)
+            self._picker.add_pieces_of_source(source, has)
 
-    def take(self, source: ObjectSource) -> int | None:
+    def choose_next_piece(self, source: ObjectSource) -> int | None:
         with self._changed:
-            return None if self.over else self._picker.take(source, time.monotonic())
+            return None if self.is_over else self._picker.choose_next_piece(source, time.monotonic())
 
-    def arrive(self, source: ObjectSource, index: int, data: memoryview) -> None:
+    def store_piece(self, source: ObjectSource, index: int, data: memoryview) -> None:
         """Store a piece that has arrived. Raises WrongBytesError."""
         copy = self.copy
         if copy is None:
@@ -369,28 +369,28 @@ class ObjectFetch:
             self._from_origin += len(data) if source.origin else 0
             self._from_peers += 0 if source.origin else len(data)
         try:
-            if not copy.has(index) and not copy.write(index, data):
+            if not copy.has_piece(index) and not copy.write_piece(index, data):
                 raise WrongBytesError(f"a part of {self.name} does not match its name (a checksum)")
         except OSError as error:
-            self.end(error)
+            self.end_fetch(error)
             return
         with self._changed:
             self._moved_at = time.monotonic()
-            self._picker.arrived(index, self._moved_at)
+            self._picker.record_arrival(index, self._moved_at)
             self._changed.notify_all()
-        if copy.complete:
-            self.end(None)
+        if copy.is_complete:
+            self.end_fetch(None)
 
-    def end(self, failure: Exception | None) -> None:
+    def end_fetch(self, failure: Exception | None) -> None:
         """End the fetch. Later calls have no effect."""
         with self._changed:
-            if not self.over:
-                self.over, self._failure = True, failure
+            if not self.is_over:
+                self.is_over, self._failure = True, failure
             self._changed.notify_all()
 
-    def wait(self, seconds: float) -> None:
+    def wait_for_change(self, seconds: float) -> None:
         with self._changed:
-            if not self.over:
+            if not self.is_over:
                 self._changed.wait(seconds)
 
     def outcome(self) -> FetchOutcome:
@@ -411,21 +411,21 @@ def read_key(file: str | os.PathLike[str]) -> bytes:
         raise ValueError(f"{file} contains no transfer key: {error}") from error
 
 
-def put(name: str, data: wire.Buffer, *, address: str, key: bytes) -> str:
+def send_result(name: str, data: wire.Buffer, *, address: str, key: bytes) -> str:
     """Send a result to the seed, and return its path at the seed. Raises PeerError."""
     digest, view = hashlib.sha256(data).hexdigest(), memoryview(data)
-    channel = wire.connect(address, key=key)
+    channel = wire.connect_to_peer(address, key=key)
     try:
         channel.send({"op": "put", "name": name, "size": len(data), "sha256": digest})
-        _answer(channel)
+        _receive_seed_answer(channel)
         for start in range(0, len(data), _CHUNK):
             channel.send_body(view[start : start + _CHUNK])
-        return str(_answer(channel)["path"])
+        return str(_receive_seed_answer(channel)["path"])
     finally:
         channel.close()
 
 
-def _answer(channel: wire.Channel) -> dict[str, object]:
+def _receive_seed_answer(channel: wire.Channel) -> dict[str, object]:
     header = channel.receive()
     if header.get("error") or header["body"]:
         raise wire.PeerError(f"the session's seed refused it: {header.get('text') or header.get('error')}")

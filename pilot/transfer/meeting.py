@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.server import MOST
+from stoker.pilot.transfer.server import MOST_PEERS
 
-SOURCES = MOST - 1  # number of source pilots in each answer of the seed
-TRIES = 2 * SOURCES  # failed source pilots after which a host counts as isolated
-FORGOTTEN = 4.0  # a pilot counts as gone after 4 report intervals without a report
+SOURCES_PER_ANSWER = MOST_PEERS - 1  # number of source pilots in each answer of the seed
+MOST_FAILED_SOURCES = 2 * SOURCES_PER_ANSWER  # failed source pilots after which a host counts as isolated
+MISSED_REPORTS = 4.0  # a pilot counts as gone after 4 report intervals without a report
 # Seconds before the seed sends a piece again: while no pilot has reported the piece, and after a report.
-UNHEARD_S, HELD_S = 4.0, 15.0
+UNREPORTED_RESEND_S, REPORTED_RESEND_S = 4.0, 15.0
 _CHECK_S = 0.5
-_MOST = 20_000
+_MOST_PILOTS = 20_000
 _ALL_PIECES = -1  # every bit set: all pieces
 
 
@@ -34,9 +34,9 @@ class SeedMeetings:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._chance = random.Random()
-        self._meetings: dict[str, _Meeting] = {}
+        self._meetings: dict[str, _ObjectReports] = {}
 
-    def meet(
+    def record_report(
         self, name: str, address: str, *, have: bytes = b"", wants: bool = True, lost: Iterable[str] = (),
         alone: bool = False, again_s: float = 2.0,
     ) -> list[str]:  # fmt: skip
@@ -44,92 +44,94 @@ class SeedMeetings:
         pilots as sources.
         """
         with self._lock:
-            meeting = self._meetings.setdefault(name, _Meeting())
+            meeting = self._meetings.setdefault(name, _ObjectReports())
             now = time.monotonic()
-            meeting.forget(now)
-            one = meeting.here.get(address)
+            meeting.remove_expired_reports(now)
+            one = meeting.reports.get(address)
             if one is None:
-                if not address or len(meeting.here) >= _MOST:
+                if not address or len(meeting.reports) >= _MOST_PILOTS:
                     return []
-                one = meeting.here[address] = _PilotReport()
-            one.until = now + FORGOTTEN * again_s
-            one.lost.update(lost)
-            one.alone, one.have = alone, int.from_bytes(have, "little") if wants else _ALL_PIECES
-            meeting.hold(have, until=one.until)
-            meeting.choose(address, one, count=SOURCES if wants else 0, chance=self._chance)
+                one = meeting.reports[address] = _PilotReport()
+            one.expires_at = now + MISSED_REPORTS * again_s
+            one.failed_sources.update(lost)
+            one.is_isolated, one.piece_bits = alone, int.from_bytes(have, "little") if wants else _ALL_PIECES
+            meeting.record_held_pieces(have, until=one.expires_at)
+            meeting.choose_sources(address, one, count=SOURCES_PER_ANSWER if wants else 0, chance=self._chance)
             return list(one.sources)
 
-    def spared_s(self, name: str, index: int, host: str) -> float:
-        """Return the seconds that a host must wait before the seed sends again a piece that another pilot received."""
+    def resend_delay_s(self, name: str, index: int, host: str) -> float:
+        """Return the seconds that a host must wait for a piece that the seed has already sent to another pilot."""
         with self._lock:
             meeting, now = self._meetings.get(name), time.monotonic()
             if meeting is None:
                 return 0.0
-            meeting.forget(now)
-            if len(meeting.here) < 2 or host in meeting.alone:
+            meeting.remove_expired_reports(now)
+            if len(meeting.reports) < 2 or host in meeting.isolated_hosts:
                 return 0.0
-            return HELD_S if meeting.held_until.get(index, 0.0) > now else UNHEARD_S
+            return REPORTED_RESEND_S if meeting.held_until.get(index, 0.0) > now else UNREPORTED_RESEND_S
 
 
 @dataclass(slots=True)
 class _PilotReport:
-    alone: bool = False
-    have: int = 0  # the pilot's pieces, one bit per piece
-    until: float = 0.0
-    named: int = 0
+    is_isolated: bool = False
+    piece_bits: int = 0  # the pilot's pieces, one bit per piece
+    expires_at: float = 0.0
+    requesters: int = 0
     sources: dict[str, None] = field(default_factory=dict)
-    lost: set[str] = field(default_factory=set)
+    failed_sources: set[str] = field(default_factory=set)
 
 
-class _Meeting:
+class _ObjectReports:
     def __init__(self) -> None:
-        self.here: dict[str, _PilotReport] = {}
+        self.reports: dict[str, _PilotReport] = {}
         self.held_until: dict[int, float] = {}  # by piece: time until which a pilot with the piece counts as present
-        self.alone: set[str] = set()  # hosts that no other pilot serves
+        self.isolated_hosts: set[str] = set()  # hosts that no other pilot serves
         self._check_at = 0.0
 
-    def hold(self, have: bytes, *, until: float) -> None:
+    def record_held_pieces(self, have: bytes, *, until: float) -> None:
         for place, bits in enumerate(have):
             for index in range(8 * place, 8 * place + 8):
                 if bits >> (index & 7) & 1:
                     self.held_until[index] = max(until, self.held_until.get(index, 0.0))
 
-    def forget(self, now: float) -> None:
+    def remove_expired_reports(self, now: float) -> None:
         if now < self._check_at:
             return
         self._check_at = now + _CHECK_S
-        for address in [address for address, one in self.here.items() if one.until <= now]:
-            for source in self.here.pop(address).sources:
+        for address in [address for address, one in self.reports.items() if one.expires_at <= now]:
+            for source in self.reports.pop(address).sources:
                 self._release_source(source)
-        self.alone = {address.rpartition(":")[0].strip("[]") for address, one in self.here.items() if one.alone}
+        self.isolated_hosts = {
+            address.rpartition(":")[0].strip("[]") for address, one in self.reports.items() if one.is_isolated
+        }
 
-    def choose(self, address: str, one: _PilotReport, *, count: int, chance: random.Random) -> None:
-        for source in [x for x in one.sources if x in one.lost or x not in self.here or not count]:
+    def choose_sources(self, address: str, one: _PilotReport, *, count: int, chance: random.Random) -> None:
+        for source in [x for x in one.sources if x in one.failed_sources or x not in self.reports or not count]:
             del one.sources[source]
             self._release_source(source)
-        helps = any(self.here[source].have & ~one.have for source in one.sources)
+        helps = any(self.reports[source].piece_bits & ~one.piece_bits for source in one.sources)
         if not count or (helps and len(one.sources) == count):
             return
-        others = [x for x in self.here if x != address and x not in one.sources and x not in one.lost]
+        others = [x for x in self.reports if x != address and x not in one.sources and x not in one.failed_sources]
         chance.shuffle(others)
-        others.sort(key=lambda x: self.here[x].named)
+        others.sort(key=lambda x: self.reports[x].requesters)
         if len(one.sources) == count:  # no current source has a piece that this pilot lacks: replace one
-            others = [x for x in others if self.here[x].have & ~one.have][:1]
+            others = [x for x in others if self.reports[x].piece_bits & ~one.piece_bits][:1]
             for source in list(one.sources)[: len(others)]:
                 del one.sources[source]
                 self._release_source(source)
         for source in others[: count - len(one.sources)]:
             one.sources[source] = None
-            self.here[source].named += 1
+            self.reports[source].requesters += 1
 
     def _release_source(self, address: str) -> None:
-        if address in self.here:
-            self.here[address].named -= 1
+        if address in self.reports:
+            self.reports[address].requesters -= 1
 
 
-def meet(name: str, address: str, *, seed: str, key: bytes, **more: Any) -> list[str]:
+def report_to_seed(name: str, address: str, *, seed: str, key: bytes, **more: Any) -> list[str]:
     """Report this pilot's pieces to the seed, and return the addresses of other pilots. Raises PeerError."""
-    channel = wire.connect(seed, key=key)
+    channel = wire.connect_to_peer(seed, key=key)
     try:
         more["have"] = more.get("have", b"").hex()
         channel.send({"op": "meet", "object": name, "address": address, **more})
@@ -141,8 +143,8 @@ def meet(name: str, address: str, *, seed: str, key: bytes, **more: Any) -> list
         channel.close()
 
 
-def answer(meetings: SeedMeetings, request: dict[str, Any]) -> list[str]:
-    """Answer a `meet` request. Raises PeerError if the request is malformed."""
+def answer_report(meetings: SeedMeetings, request: dict[str, Any]) -> list[str]:
+    """Record a pilot's report, and return source pilots. Raises PeerError if the report is malformed."""
     lost, again_s = request.get("lost", []), request.get("again_s", 2.0)
     if not isinstance(lost, list) or not isinstance(again_s, (int, float)):
         raise wire.PeerError("a pilot sent an invalid report")
@@ -150,7 +152,7 @@ def answer(meetings: SeedMeetings, request: dict[str, Any]) -> list[str]:
         have = bytes.fromhex(str(request.get("have") or ""))
     except ValueError as error:
         raise wire.PeerError(f"a pilot does not say which pieces it has: {error}") from error
-    return meetings.meet(
+    return meetings.record_report(
         str(request.get("object")), str(request.get("address") or ""), have=have,
         wants=bool(request.get("wants", True)), lost=map(str, lost), alone=bool(request.get("alone")),
         again_s=float(again_s),

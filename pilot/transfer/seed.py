@@ -22,22 +22,22 @@ from typing import Any
 from stoker import connections, locks
 from stoker.config import load_site
 from stoker.connections import split_address
-from stoker.contexts.objects import Published, is_object_name, manifest_of
+from stoker.contexts.objects import PublishedObjects, is_object_name, read_object_manifest
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
 from stoker.log_files import log_to_file
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectCopy
 from stoker.pilot.transfer.fetch import SEED_FILE, read_key
-from stoker.pilot.transfer.meeting import SeedMeetings, answer
+from stoker.pilot.transfer.meeting import SeedMeetings, answer_report
 from stoker.pilot.transfer.server import ObjectServer
 from stoker.protocol.session import SessionFolder
-from stoker.whole_files import draft_of, write_all, write_whole
+from stoker.whole_files import draft_file, write_all, write_whole
 
 log = logging.getLogger("stoker.transfer")
 
 # Maximum number of pilots served at once: one pilot reads a shared object, but each fetches its own arguments.
-MOST = 32
+MOST_PEERS = 32
 
 _RESULT = re.compile(r"result-[0-9a-f]{1,16}-[0-9a-f]{12}")
 _CHUNK = 1 << 20
@@ -49,31 +49,39 @@ class Seed:
 
     def __init__(self, objects: Path) -> None:
         self._objects = objects
-        self._published = Published(objects)
+        self._published = PublishedObjects(objects)
         self._meetings = SeedMeetings()
         self._lock = threading.Lock()
 
     def serve(self, *, key: bytes, host: str, ports: tuple[int, int] = (0, 0)) -> ObjectServer:
-        more = {"put": self._put, "meet": self._meet}
-        return ObjectServer(self, key=key, host=host, ports=ports, most=MOST, more=more, spares=self._meetings.spared_s)
+        more = {"put": self._receive_result, "meet": self._answer_meet_request}
+        return ObjectServer(
+            self,
+            key=key,
+            host=host,
+            ports=ports,
+            most=MOST_PEERS,
+            other_handlers=more,
+            resend_delay=self._meetings.resend_delay_s,
+        )
 
     @contextmanager
-    def lend(self, name: str) -> Iterator[ObjectCopy | None]:
+    def lend_copy(self, name: str) -> Iterator[ObjectCopy | None]:
         """Yield the original object, or None if the object is unknown or has changed."""
-        ref = self._find(name)
+        ref = self._find_object(name)
         copy = None
         if ref is not None:
             try:
-                copy = ObjectCopy(Path(ref.source), name, manifest_of(ref), whole=True)
+                copy = ObjectCopy(Path(ref.source), name, read_object_manifest(ref), whole=True)
             except (OSError, ValueError, StokerError) as error:
                 log.warning("%s cannot be served: %s", name, error)
         yield copy
 
-    def expects(self, name: str) -> bool:  # noqa: ARG002  # a seed has complete objects only
-        """Always False, because a seed fetches nothing."""
+    def is_fetching(self, name: str) -> bool:  # noqa: ARG002  # always False
+        """Return False, because a seed has complete objects only."""
         return False
 
-    def _find(self, name: str) -> ObjectRef | None:
+    def _find_object(self, name: str) -> ObjectRef | None:
         if not is_object_name(name):
             return None
         with self._lock:
@@ -82,10 +90,10 @@ class Seed:
             ref = next((ObjectRef(name, 0, str(place)) for place in self._objects.glob(f"{name}~*")), None)
         return ref
 
-    def _meet(self, channel: wire.Channel, request: dict[str, Any]) -> None:
-        channel.send({"others": answer(self._meetings, request)})
+    def _answer_meet_request(self, channel: wire.Channel, request: dict[str, Any]) -> None:
+        channel.send({"others": answer_report(self._meetings, request)})
 
-    def _put(self, channel: wire.Channel, request: dict[str, Any]) -> None:
+    def _receive_result(self, channel: wire.Channel, request: dict[str, Any]) -> None:
         name, size, digest = request.get("name"), request.get("size"), request.get("sha256")
         if not isinstance(name, str) or not _RESULT.fullmatch(name) or type(size) is not int or size < 0:
             channel.send({"error": "refused", "text": f"{name!r} of {size} bytes is not a result"})
@@ -93,8 +101,8 @@ class Seed:
         channel.send({"go": True})
         place = self._objects / name
         try:
-            with draft_of(place) as draft:
-                if _receive(channel, draft, size) != digest:
+            with draft_file(place) as draft:
+                if _receive_body_into_file(channel, draft, size) != digest:
                     raise OSError("it was changed in transit")
         except OSError as error:  # the unread bytes of the result make the connection useless
             channel.send({"error": "refused", "text": f"{place} could not be written: {error}"})
@@ -102,7 +110,7 @@ class Seed:
         channel.send({"path": str(place)})
 
 
-def _receive(channel: wire.Channel, into: Path, size: int) -> str:
+def _receive_body_into_file(channel: wire.Channel, into: Path, size: int) -> str:
     whole = hashlib.sha256()
     buffer = memoryview(bytearray(_CHUNK))
     with os.fdopen(os.open(into, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
@@ -133,10 +141,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the client
     try:
         lock = os.open(session.path / "seed.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        while not locks.take(lock):
-            if stopped.wait(_POLL_S) or _is_over(session) or os.getppid() != options.parent:
+        while not locks.try_lock(lock):
+            if stopped.wait(_POLL_S) or _has_session_ended(session) or os.getppid() != options.parent:
                 return 0
-        server = _listen(session)
+        server = _start_server(session)
     except (OSError, ValueError, StokerError) as error:
         log.error("the seed of %s cannot listen: %s", session.path, error)
         return 1
@@ -144,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     untold = _write_address(session, server.address)
     if untold:
         log.warning("%s; retrying until it succeeds", untold)
-    while not stopped.wait(_POLL_S) and not _is_over(session):
+    while not stopped.wait(_POLL_S) and not _has_session_ended(session):
         untold = untold and _write_address(session, server.address)
     server.close()
     return 0
@@ -159,11 +167,11 @@ def _write_address(session: SessionFolder, address: str) -> str:
     return ""
 
 
-def _is_over(session: SessionFolder) -> bool:
-    return not session.objects.is_dir() or bool(session.over())
+def _has_session_ended(session: SessionFolder) -> bool:
+    return not session.objects.is_dir() or bool(session.end_reason())
 
 
-def _listen(session: SessionFolder) -> ObjectServer:
+def _start_server(session: SessionFolder) -> ObjectServer:
     seed = Seed(session.objects)
     key = read_key(session.key_file("transfer"))
     host, _ = split_address(session.read().address.removeprefix("tcp://"))

@@ -90,7 +90,7 @@ class Channel:
             try:
                 sent = send(done)
             except OSError as error:
-                raise _cut(error, "accepted no bytes", self._limits.silence_s) from error
+                raise _make_connection_error(error, "accepted no bytes", self._limits.silence_s) from error
             if not sent:
                 raise PeerError("the file became shorter while it was sent")
             done += sent
@@ -128,7 +128,7 @@ class Channel:
             try:
                 count = self._socket.recv_into(into[got:], 0, socket.MSG_WAITALL)
             except OSError as error:
-                raise _cut(error, "sent no bytes", self._limits.silence_s) from error
+                raise _make_connection_error(error, "sent no bytes", self._limits.silence_s) from error
             if not count:
                 raise PeerError("the other side closed the connection")
             got += count
@@ -147,42 +147,42 @@ class Channel:
         return hmac.digest(self._keys[direction], count.to_bytes(8, "big") + data, "sha256")[:_MAC_BYTES]
 
 
-def connect(address: str, *, key: bytes, limits: WireLimits = LIMITS) -> Channel:
+def connect_to_peer(address: str, *, key: bytes, limits: WireLimits = LIMITS) -> Channel:
     """Connect to `host:port` and exchange proofs of the key. Raises PeerError."""
     try:
         sock = socket.create_connection(split_address(address), timeout=limits.connect_s)
     except (OSError, ValueError) as error:
         raise PeerError(f"{address} cannot be reached: {error}") from error
     try:
-        _prepare(sock, limits)
+        _set_socket_options(sock, limits)
         mine = os.urandom(_NONCE_BYTES)
         sock.sendall(MAGIC + mine)
         answer = _receive_exactly(sock, len(MAGIC) + _NONCE_BYTES + _PROOF_BYTES)
-        theirs = _nonce(answer)
-        if not hmac.compare_digest(_proof(key, b"server", mine, theirs), answer[-_PROOF_BYTES:]):
+        theirs = _read_nonce(answer)
+        if not hmac.compare_digest(_compute_proof(key, b"server", mine, theirs), answer[-_PROOF_BYTES:]):
             raise PeerError("it does not know the session's transfer key")
-        sock.sendall(_proof(key, b"client", mine, theirs))
-        asks, answers = _proof(key, b"asks", mine, theirs), _proof(key, b"answers", mine, theirs)
+        sock.sendall(_compute_proof(key, b"client", mine, theirs))
+        asks, answers = _compute_proof(key, b"asks", mine, theirs), _compute_proof(key, b"answers", mine, theirs)
         return Channel(sock, send_key=asks, receive_key=answers, limits=limits)
     except (OSError, PeerError) as error:
         sock.close()
-        raise PeerError(f"{address}: {_why(error)}") from error
+        raise PeerError(f"{address}: {_describe_error(error)}") from error
 
 
-def accept(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> Channel:
+def accept_peer(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> Channel:
     """Accept a connection that `connect` opened. Raises PeerError."""
     try:
-        _prepare(sock, limits)
-        theirs = _nonce(_receive_exactly(sock, len(MAGIC) + _NONCE_BYTES))
+        _set_socket_options(sock, limits)
+        theirs = _read_nonce(_receive_exactly(sock, len(MAGIC) + _NONCE_BYTES))
         mine = os.urandom(_NONCE_BYTES)
-        sock.sendall(MAGIC + mine + _proof(key, b"server", theirs, mine))
-        if not hmac.compare_digest(_proof(key, b"client", theirs, mine), _receive_exactly(sock, _PROOF_BYTES)):
+        sock.sendall(MAGIC + mine + _compute_proof(key, b"server", theirs, mine))
+        if not hmac.compare_digest(_compute_proof(key, b"client", theirs, mine), _receive_exactly(sock, _PROOF_BYTES)):
             raise PeerError("it does not know the session's transfer key")
-        asks, answers = _proof(key, b"asks", theirs, mine), _proof(key, b"answers", theirs, mine)
+        asks, answers = _compute_proof(key, b"asks", theirs, mine), _compute_proof(key, b"answers", theirs, mine)
         return Channel(sock, send_key=answers, receive_key=asks, limits=limits)
     except (OSError, PeerError) as error:
         sock.close()
-        raise PeerError(f"a peer was refused: {_why(error)}") from error
+        raise PeerError(f"a peer was refused: {_describe_error(error)}") from error
 
 
 def local_address_for_host(host: str) -> str:
@@ -192,7 +192,7 @@ def local_address_for_host(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _prepare(sock: socket.socket, limits: WireLimits) -> None:
+def _set_socket_options(sock: socket.socket, limits: WireLimits) -> None:
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _set_timeout(sock, limits.handshake_s)
@@ -211,21 +211,21 @@ def _receive_exactly(sock: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def _nonce(hello: bytes) -> bytes:
+def _read_nonce(hello: bytes) -> bytes:
     if not hello.startswith(MAGIC):
         raise PeerError("it does not speak this protocol")
     return hello[len(MAGIC) : len(MAGIC) + _NONCE_BYTES]
 
 
-def _proof(key: bytes, role: bytes, client: bytes, server: bytes) -> bytes:
+def _compute_proof(key: bytes, role: bytes, client: bytes, server: bytes) -> bytes:
     return hmac.digest(key, MAGIC + role + client + server, "sha256")
 
 
-def _cut(error: OSError, what: str, seconds: float) -> PeerError:
+def _make_connection_error(error: OSError, what: str, seconds: float) -> PeerError:
     if isinstance(error, BlockingIOError):
         return PeerError(f"the other side {what} for {seconds:g} s")
     return PeerError(f"the connection broke: {error}")
 
 
-def _why(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return "it did not answer in time" if isinstance(error, BlockingIOError) else str(error)

@@ -93,7 +93,7 @@ class Exited(_Message, frozen=True, tag="exited"):
 
 FromZygote = Preloaded | Forked | ForkFailed | Exited
 
-LIMIT_BYTES = 200_000  # maximum packet length
+MAX_PACKET_BYTES = 200_000  # maximum packet length
 
 
 # ---- the agent's end
@@ -113,7 +113,7 @@ class Zygote:
         """Raises OSError."""
         self.preload = preload
         self.log = log
-        self.ready = False
+        self.has_preloaded = False
         self.libraries: set[int] = set()
         self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
         """Queued orders and sockets. A zygote reads no orders while it imports modules."""
@@ -130,7 +130,7 @@ class Zygote:
             )  # fmt: skip
         connections.restore_descriptor_limit(self._process.pid)
         self._sock.setblocking(False)
-        self._order(Preload(modules=(*_ENTRY_MODULES, *preload)))
+        self._send_order(Preload(modules=(*_ENTRY_MODULES, *preload)))
 
     @property
     def pid(self) -> int:
@@ -140,10 +140,10 @@ class Zygote:
         return self._sock.fileno()
 
     @property
-    def unsent(self) -> bool:
+    def has_unsent(self) -> bool:
         return bool(self._unsent)
 
-    def fork(self, order: Fork, sock: socket.socket) -> None:
+    def fork_library(self, order: Fork, sock: socket.socket) -> None:
         """Order the start of a library that uses `sock`, and close `sock` here. Raises OSError."""
         self._unsent.append((_encode(order), sock))
         try:
@@ -153,19 +153,19 @@ class Zygote:
             raise
         self.libraries.add(order.library)
 
-    def kill(self, library: int) -> None:
-        self._order(Kill(library))
+    def kill_library(self, library: int) -> None:
+        self._send_order(Kill(library))
 
-    def _order(self, order: ToZygote) -> None:
+    def _send_order(self, order: ToZygote) -> None:
         self._unsent.append((_encode(order), None))
-        self.push()
+        self.send_unsent()
 
-    def push(self) -> None:
+    def send_unsent(self) -> None:
         try:
             self._send_queued()
         except OSError:
             self._drop_unsent()
-            self.stop()
+            self.kill_zygote()
 
     def _send_queued(self) -> None:
         while self._unsent:
@@ -178,12 +178,12 @@ class Zygote:
             if sock is not None:
                 sock.close()
 
-    def receive(self) -> list[FromZygote] | None:
+    def receive_messages(self) -> list[FromZygote] | None:
         """Return the received messages; None after the zygote's end."""
         said: list[FromZygote] = []
         while True:
             try:
-                data = self._sock.recv(LIMIT_BYTES)
+                data = self._sock.recv(MAX_PACKET_BYTES)
             except BlockingIOError:
                 return said
             except OSError:
@@ -200,15 +200,15 @@ class Zygote:
         self._drop_unsent()
         self._sock.close()
 
-    def wait(self, timeout_s: float) -> None:
+    def wait_for_end(self, timeout_s: float) -> None:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
 
-    def stop(self) -> None:
-        """Kill the zygote. `receive` then returns None."""
+    def kill_zygote(self) -> None:
+        """Kill the zygote. `receive_messages` then returns None."""
         self._process.kill()
 
-    def destroy(self) -> None:
+    def kill_and_reap(self) -> None:
         self.close()
         self._process.kill()
         self._process.wait()

@@ -19,7 +19,7 @@ import psutil
 
 # ---- clean-up after killed processes
 
-LIMIT_S = 5.0  # seconds; PyTorch's shared memory manager waits 2 s after the last user of its segments
+TRACKER_LIMIT_S = 5.0  # seconds; PyTorch's shared memory manager waits 2 s after the last user of its segments
 
 _IPC_RMID = 0
 _EXITING = 0x4  # flag in /proc/PID/stat of a process that is exiting
@@ -75,9 +75,9 @@ _KILL_LIMIT_S = 2.0
 _stuck: set[int] = set()  # process ids of killed children that did not end in time
 
 
-def die_with_parent(how: int) -> None:
-    """Make the kernel send the signal `how` to this process when the parent thread ends."""
-    _prctl(_PR_SET_PDEATHSIG, how)
+def die_with_parent(signal_number: int) -> None:
+    """Make the kernel send a signal to this process when the parent thread ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal_number)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -90,10 +90,10 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def children(pid: int, *, of_main: bool = False) -> list[int]:
+def child_processes(pid: int, *, of_main_thread: bool = False) -> list[int]:
     found: list[int] = []
     try:
-        tasks = [str(pid)] if of_main else os.listdir(f"/proc/{pid}/task")
+        tasks = [str(pid)] if of_main_thread else os.listdir(f"/proc/{pid}/task")
     except OSError:
         return found
     for task in tasks:
@@ -113,13 +113,13 @@ def _has_children_files() -> bool:
     return os.path.exists("/proc/thread-self/children")
 
 
-def tree(pid: int) -> Iterator[int]:
+def process_tree(pid: int) -> Iterator[int]:
     """Yield a process and all its descendants, parents first."""
     todo = [pid]
     while todo:
         one = todo.pop()
         yield one
-        todo += children(one)
+        todo += child_processes(one)
 
 
 def kill_all(pids: Iterable[int]) -> None:
@@ -128,23 +128,23 @@ def kill_all(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def kill_stray_children(known: Collection[int], *, of_main: bool = False) -> set[int]:
+def kill_stray_children(known: Collection[int], *, of_main_thread: bool = False) -> set[int]:
     """Kill all children that are not `known`, and their descendants, except resource trackers. Return the killed
     children.
 
-    With `of_main`, spare the children of all threads except the main thread, which adopts orphans. The function waits
-    only once for a child that the kernel cannot end (a hung driver).
+    With `of_main_thread`, spare the children of all threads except the main thread, which adopts orphans. The function
+    waits only once for a child that the kernel cannot end (a hung driver).
     """
     killed: set[int] = set()
     until = time.monotonic() + _KILL_LIMIT_S
     while True:
-        here = children(os.getpid(), of_main=of_main)
+        here = child_processes(os.getpid(), of_main_thread=of_main_thread)
         strays = [pid for pid in here if pid not in known and not is_resource_tracker(pid)]
-        below = (pid for stray in strays for pid in reversed(list(tree(stray))))
+        below = (pid for stray in strays for pid in reversed(list(process_tree(stray))))
         kill_all(pid for pid in below if not is_resource_tracker(pid))
         killed.update(strays)
         for pid in strays:
-            reap(pid)
+            reap_child(pid)
         if time.monotonic() > until:
             _stuck.update(strays)
         if _stuck.issuperset(strays):
@@ -153,22 +153,22 @@ def kill_stray_children(known: Collection[int], *, of_main: bool = False) -> set
 
 
 def child_resource_trackers() -> list[int]:
-    return [pid for pid in children(os.getpid()) if is_resource_tracker(pid)]
+    return [pid for pid in child_processes(os.getpid()) if is_resource_tracker(pid)]
 
 
-def end_resource_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> None:
+def end_resource_trackers(known: Collection[int] = (), *, wait_s: float = TRACKER_LIMIT_S) -> None:
     """Wait until the child processes that are resource trackers end. Kill them after `wait_s` seconds."""
     until = time.monotonic() + wait_s
     while left := [pid for pid in child_resource_trackers() if pid not in known]:
         for pid in left:
-            reap(pid)
+            reap_child(pid)
         if time.monotonic() > until:
             kill_all(left)
             return
         time.sleep(0.005)
 
 
-def reap(pid: int) -> tuple[int, int] | None:
+def reap_child(pid: int) -> tuple[int, int] | None:
     """Reap the child `pid` if it has ended. Return its pid and status, or None."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -185,7 +185,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 def resident_bytes(pid: int) -> int:
     total = 0
-    for one in tree(pid):
+    for one in process_tree(pid):
         with suppress(OSError, IndexError), open(f"/proc/{one}/statm", "rb") as file:
             total += int(file.read().split(None, 2)[1]) * _PAGE
     return total
@@ -194,31 +194,31 @@ def resident_bytes(pid: int) -> int:
 def proportional_bytes(pid: int) -> int:
     """Return the proportional set size (PSS) of a process tree in bytes. Takes milliseconds."""
     total = 0
-    for one in tree(pid):
+    for one in process_tree(pid):
         with suppress(OSError), open(f"/proc/{one}/smaps_rollup", "rb") as file:
             total += next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:")), 0)
     return total
 
 
-class MemoryLimit:
+class MemoryLimitCheck:
     """Detects whether a library uses more memory than its limit.
 
     The cheap measurement counts shared pages several times. If the cheap value exceeds the limit, the memory is
-    measured exactly after `AGAIN_S`, or when the cheap value has grown by the remaining memory.
+    measured exactly after `REMEASURE_S`, or when the cheap value has grown by the remaining memory.
     """
 
-    AGAIN_S = 2.0
+    REMEASURE_S = 2.0
 
     def __init__(self) -> None:
         self._resident_bytes = self._exact_bytes = 0
         self._measured_at = -math.inf
 
-    def excess(self, pid: int, limit_bytes: int, *, now: float) -> int:
+    def bytes_if_over_limit(self, pid: int, limit_bytes: int, *, now: float) -> int:
         resident = resident_bytes(pid)
         if resident <= limit_bytes:
             return 0
         grown = resident - self._resident_bytes
-        if now - self._measured_at >= self.AGAIN_S or self._exact_bytes + max(0, grown) > limit_bytes:
+        if now - self._measured_at >= self.REMEASURE_S or self._exact_bytes + max(0, grown) > limit_bytes:
             self._resident_bytes, self._measured_at = resident, now
             self._exact_bytes = proportional_bytes(pid)
         return self._exact_bytes if self._exact_bytes > limit_bytes else 0

@@ -37,26 +37,26 @@ from stoker.pilot.zygote import client, processes
 
 # ---- threads
 
-HARMLESS = frozenset({"jemalloc_bg_thd"})
+HARMLESS_THREADS = frozenset({"jemalloc_bg_thd"})
 """Names of threads that do not prevent a fork. jemalloc's thread (in pyarrow) only frees memory."""
 _THREAD_NAME_WAIT_S = 0.05  # seconds within which a new thread sets its name
 
 
 class ImportedThreads:
     def __init__(self) -> None:
-        self._started = dict.fromkeys(_threads(), "code before the imports")
+        self._started = dict.fromkeys(_thread_names(), "code before the imports")
 
     def attribute_new_threads(self, module: str) -> None:
-        for thread in _threads():
+        for thread in _thread_names():
             self._started.setdefault(thread, module)
 
-    def harmful(self) -> dict[str, str]:
+    def find_harmful_threads(self) -> dict[str, str]:
         """Return, by module, the names of threads that make a fork unsafe."""
         names: dict[str, list[str]] = {}
         for wait_s in (_THREAD_NAME_WAIT_S, 0.0):
             names.clear()
-            for thread, name in _threads().items():
-                if thread != os.getpid() and name not in HARMLESS:
+            for thread, name in _thread_names().items():
+                if thread != os.getpid() and name not in HARMLESS_THREADS:
                     names.setdefault(self._started.get(thread, "something later"), []).append(name)
             if not names:
                 break
@@ -64,7 +64,7 @@ class ImportedThreads:
         return {module: ", ".join(sorted(each)) for module, each in names.items()}
 
 
-def _threads() -> dict[int, str]:
+def _thread_names() -> dict[int, str]:
     found = {}
     for thread in os.listdir("/proc/self/task"):
         with suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:  # the thread may have ended
@@ -74,31 +74,31 @@ def _threads() -> dict[int, str]:
 
 # ---- GPU queries during imports
 
-_MODULE = "torch.cuda"
+_CUDA_MODULE = "torch.cuda"
 _QUERY_FUNCTIONS = ("is_available", "device_count", "init")
 
 
-class Listener(MetaPathFinder):
+class GpuQueryRecorder(MetaPathFinder):
     """Records whether a module queries PyTorch for GPUs between `start` and `stop`."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self._plain: dict[str, Callable[..., Any]] = {}
+        self.has_queried = False
+        self._original_functions: dict[str, Callable[..., Any]] = {}
 
     def start(self) -> None:
-        if _MODULE in sys.modules:
-            self._listen(sys.modules[_MODULE])
+        if _CUDA_MODULE in sys.modules:
+            self._wrap_query_functions(sys.modules[_CUDA_MODULE])
         else:
             sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        for name, plain in self._plain.items():
-            setattr(sys.modules.get(_MODULE), name, plain)
+        for name, plain in self._original_functions.items():
+            setattr(sys.modules.get(_CUDA_MODULE), name, plain)
 
     def find_spec(self, fullname: str, _path: Sequence[str] | None, _target: Any = None) -> ModuleSpec | None:
-        if fullname != _MODULE:
+        if fullname != _CUDA_MODULE:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
@@ -107,20 +107,20 @@ class Listener(MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 load(module)
-                self._listen(module)
+                self._wrap_query_functions(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
-    def _listen(self, module: ModuleType) -> None:
+    def _wrap_query_functions(self, module: ModuleType) -> None:
         for name in _QUERY_FUNCTIONS:
             plain = getattr(module, name, None)
             if callable(plain):
-                self._plain[name] = plain
-                setattr(module, name, functools.partial(self._ask, plain))
+                self._original_functions[name] = plain
+                setattr(module, name, functools.partial(self._record_query, plain))
 
-    def _ask(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.asked = True
+    def _record_query(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.has_queried = True
         return plain(*args, **kwargs)
 
 
@@ -128,16 +128,16 @@ class Listener(MetaPathFinder):
 
 
 def become_library(order: client.Fork, sock: int, *, parent: int) -> NoReturn:
-    code = infrastructure.NOT_SETTLED
+    code = infrastructure.SETUP_FAILED
     try:
-        _settle(order, parent)
+        _prepare_child_process(order, parent)
         code = 1
         module, _, name = order.entry.partition(":")
         if order.fresh:
             os.set_inheritable(sock, True)
             command = [sys.executable, "-P", "-m", module.rpartition(".")[0], str(sock)]
             os.execv(command[0], command)
-        set_threads(order.threads)
+        set_thread_counts(order.threads)
         numpy: Any = sys.modules.get("numpy")
         if numpy is not None and hasattr(numpy, "random"):  # Python's `random` reseeds itself after a fork
             numpy.random.seed()
@@ -156,9 +156,9 @@ def become_library(order: client.Fork, sock: int, *, parent: int) -> NoReturn:
             os._exit(code)
 
 
-def _settle(order: client.Fork, parent: int) -> None:
+def _prepare_child_process(order: client.Fork, parent_pid: int) -> None:
     processes.die_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != parent_pid:
         os._exit(1)
     os.setsid()
     processes.adopt_orphans()
@@ -178,7 +178,7 @@ def _settle(order: client.Fork, parent: int) -> None:
         Path("/proc/self/oom_score_adj").write_text("500")  # out of memory: the kernel kills a library before the agent
 
 
-def set_threads(count: int) -> None:
+def set_thread_counts(count: int) -> None:
     os.environ.update(dict.fromkeys(client.THREAD_VARIABLES, str(count)))
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_num_threads"):
@@ -203,64 +203,64 @@ class ZygoteServer:
         self._began = time.time()
         self._has_threads = False
         self._asked_for_gpus = False
-        self._over = False
+        self._must_exit = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
         self._sock.setblocking(False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
-        signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "_over", True))
+        signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "_must_exit", True))
         signal.signal(signal.SIGTERM, lambda *_: None)  # a batch system signals every process; the agent decides
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         poller = select.poll()
         poller.register(self._sock, select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
-        while not self._over:
+        while not self._must_exit:
             poller.poll(1000.0 if self._trackers else None)
             with suppress(BlockingIOError):
                 while os.read(self._wake_read, 512):
                     pass
-            self._reap()
+            self._reap_children()
             self._kill_late_trackers()
-            self._receive()
-        self._clean()
+            self._handle_orders()
+        self._clean_up()
 
-    def _receive(self) -> None:
-        while not self._over:
+    def _handle_orders(self) -> None:
+        while not self._must_exit:
             try:
-                data, fds, _, _ = socket.recv_fds(self._sock, client.LIMIT_BYTES, 4)
+                data, fds, _, _ = socket.recv_fds(self._sock, client.MAX_PACKET_BYTES, 4)
             except BlockingIOError:
                 return
             except OSError:
                 data, fds = b"", []
             if not data:
-                self._over = True
+                self._must_exit = True
                 return
             match order := _decode(data):
                 case client.Fork():
-                    self._fork(order, fds[0])
+                    self._fork_library(order, fds[0])
                 case client.Preload(modules=modules):
-                    self._preload(modules)
+                    self._preload_modules(modules)
                 case client.Kill(library=library):
                     processes.kill_all(pid for pid, here in self._libraries.items() if here == library)
 
     def _send(self, message: client.FromZygote) -> None:
-        self._sock.setblocking(True)  # the agent always reads, so this send does not block for long
+        self._sock.setblocking(True)  # the agent reads all messages, so this send blocks only for a short time
         try:
             self._sock.send(_encode(message))
         except OSError:
-            self._over = True
+            self._must_exit = True
         finally:
             self._sock.setblocking(False)
 
-    def _preload(self, modules: tuple[str, ...]) -> None:
+    def _preload_modules(self, modules: tuple[str, ...]) -> None:
         started = time.monotonic()
         failed: dict[str, str] = {}
         threads = ImportedThreads()
-        listener = Listener()
+        listener = GpuQueryRecorder()
         listener.start()
-        gc.disable()  # imported objects stay, and collection takes a fifth of PyTorch's import time
+        gc.disable()  # garbage collection would take a fifth of PyTorch's import time and free little memory
         for name in modules:
             module, _, attribute = name.partition(":")
             try:
@@ -271,18 +271,18 @@ class ZygoteServer:
                 failed[name] = f"{type(error).__name__}: {error}"
             threads.attribute_new_threads(name)
         listener.stop()
-        set_threads(1)
-        gc.freeze()  # without a collection, which takes a tenth of PyTorch's import time and frees no memory
+        set_thread_counts(1)
+        gc.freeze()  # do not collect first: it takes a tenth of PyTorch's import time and frees no memory
         gc.enable()
         self._own_trackers = frozenset(processes.child_resource_trackers())
-        harmful = threads.harmful()
-        self._has_threads, self._asked_for_gpus = bool(harmful), listener.asked
+        harmful = threads.find_harmful_threads()
+        self._has_threads, self._asked_for_gpus = bool(harmful), listener.has_queried
         # From now on this process has children to clean up: request SIGUSR1 instead of SIGKILL when the agent ends.
         processes.adopt_orphans()
         processes.die_with_parent(signal.SIGUSR1)
         self._send(client.Preloaded(failed, time.monotonic() - started, harmful, self._asked_for_gpus))
 
-    def _fork(self, order: client.Fork, sock: int) -> None:
+    def _fork_library(self, order: client.Fork, sock: int) -> None:
         has_gpus = bool(order.environment.get("CUDA_VISIBLE_DEVICES"))
         if self._has_threads or (self._asked_for_gpus and has_gpus):
             order = msgspec.structs.replace(order, fresh=True)
@@ -304,8 +304,8 @@ class ZygoteServer:
             self._send(client.Forked(library=order.library, pid=pid))
         os.close(sock)
 
-    def _reap(self) -> None:
-        while (ended := processes.reap(-1)) is not None:
+    def _reap_children(self) -> None:
+        while (ended := processes.reap_child(-1)) is not None:
             pid, status = ended
             self._trackers.pop(pid, None)
             library = self._libraries.pop(pid, None)
@@ -314,7 +314,7 @@ class ZygoteServer:
             # A library's resource trackers do not count as orphans.
             orphans = processes.kill_stray_children(self._libraries) - self._trackers.keys()
             processes.remove_system_v_segments({pid, *orphans}, since=self._began)
-            until = time.monotonic() + processes.LIMIT_S
+            until = time.monotonic() + processes.TRACKER_LIMIT_S
             for tracker in set(processes.child_resource_trackers()) - self._own_trackers:
                 self._trackers.setdefault(tracker, until)
             code = os.waitstatus_to_exitcode(status)
@@ -326,7 +326,7 @@ class ZygoteServer:
             self._trackers = {pid: until for pid, until in self._trackers.items() if pid in here}
             processes.kill_all(pid for pid, until in self._trackers.items() if time.monotonic() > until)
 
-    def _clean(self) -> None:
+    def _clean_up(self) -> None:
         libraries = set(self._libraries)
         killed = processes.kill_stray_children(())
         processes.remove_system_v_segments(libraries | killed, since=self._began)

@@ -25,7 +25,7 @@ class Stream:
         self._base = int.from_bytes(blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest(), "little")
 
     def uniform(self, number: int) -> float:
-        """Return random number `number` of the stream, above 0 and below 1."""
+        """Return element `number` of the stream: a random number above 0 and below 1."""
         bits = (self._base + (number + 1) * _GOLDEN) & _MASK
         bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -37,7 +37,7 @@ class Stream:
     def normal(self, number: int) -> float:
         return _quantile(self.uniform(number))
 
-    def factor(self, number: int, *, cv: float) -> float:
+    def lognormal_factor(self, number: int, *, cv: float) -> float:
         """Return a lognormal number with mean 1 and coefficient of variation `cv`."""
         return _lognormal(self.uniform(number), cv) if cv else 1.0
 

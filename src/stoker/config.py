@@ -19,12 +19,12 @@ from typing import Any, get_args
 import msgspec
 from msgspec.structs import FieldInfo
 
-from stoker.config_errors import line_of, parse_toml, read_toml
+from stoker.config_errors import find_setting_line, parse_toml, read_toml
 from stoker.decoding import read_text
 from stoker.errors import ConfigError, UnitError
 from stoker.folders import working_folder
 from stoker.site import (
-    EXCLUDES_NODES,
+    KINDS_THAT_EXCLUDE_NODES,
     NO_PROBE,
     POLICY_NAMES,
     Duration,
@@ -49,10 +49,10 @@ def settings_without_effect(site: Site) -> dict[tuple[str, str], str]:
     provider, pilot, rule = site.provider, site.pilot, site.policy.provisioning
     local, ours = provider.kind is ProviderKind.LOCAL, site.engine is Engine.STOKER
     here = f"kind is {provider.kind.value}" if ours else "TaskVine places the workers"
-    excludes = ours and provider.kind in EXCLUDES_NODES
+    excludes = ours and provider.kind in KINDS_THAT_EXCLUDE_NODES
     if rule is ProvisioningName.DEFAULT:
         rule = ProvisioningName.FIXED if local else ProvisioningName.OPPORTUNISTIC
-    not_demand = ours and rule is not ProvisioningName.DEMAND  # `manager.taskvine.refusals` checks TaskVine's rule
+    not_demand = ours and rule is not ProvisioningName.DEMAND  # for TaskVine, `manager.taskvine.refusals` checks it
     not_opportunistic = ours and rule is not ProvisioningName.OPPORTUNISTIC
     gpus = f'it needs devices = "gpu+cpu"; with devices = "{pilot.devices}", the GPUs share all cores'
     rows = (
@@ -62,7 +62,7 @@ def settings_without_effect(site: Site) -> dict[tuple[str, str], str]:
         (not excludes, "provider", ["exclude_nodes", "probe_nodes"], f"it needs kind slurm or condor, but {here}"),
         (not_demand, "policy", ["finish_within"], f'it needs provisioning = "demand", not "{rule.value}"'),
         (not_opportunistic, "policy", ["keep_pending"], f'it needs provisioning = "opportunistic", not "{rule.value}"'),
-        (not pilot.mixed, "pilot", ["gpu_cores"], gpus),
+        (not pilot.offers_gpus_and_cpus, "pilot", ["gpu_cores"], gpus),
         (not site.advice.url, "advice", ["model", "key_variable", "time_limit", "tokens"], "it needs url"),
         (pilot.probe == NO_PROBE, "pilot", ["probe_every"], f'probe = "{NO_PROBE}" probes no device'),
     )
@@ -109,7 +109,7 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
         raise ConfigError(
             "site: '' is not the path of a site file; leave site out to use this machine, or write a path"
         )
-    path = site_file(site)
+    path = find_site_file(site)
     try:
         text = read_text(path)
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def with_default_policy(site: Site, policy: str) -> Site:
     return msgspec.structs.replace(site, policy=msgspec.structs.replace(site.policy, name=policy))
 
 
-def site_file(site: str | os.PathLike[str]) -> Path:
+def find_site_file(site: str | os.PathLike[str]) -> Path:
     path = Path(site).expanduser()
     if path.parent == Path() and path.suffix == "" and not path.exists() and path.name in shipped_site_names():
         return _SHIPPED / f"{path.name}.toml"
@@ -161,7 +161,7 @@ def parse_site(text: str, *, file: str) -> Site:
     site = read_toml(text, Site, file=file, shapes=_SHAPES, read=read_unit, data=data)
     for (table, setting), why in settings_without_effect(site).items():
         if setting in data.get(table, {}):
-            line = line_of((table, setting), text)
+            line = find_setting_line((table, setting), text)
             raise ConfigError.in_file(file, f"[{table}] {setting} has no effect: {why}", line=line, key=setting)
     return site
 
@@ -228,11 +228,11 @@ def _suggest_site_file(path: Path) -> str:
     close = difflib.get_close_matches(path.name.removesuffix(".toml"), [*here, *shipped], n=1, cutoff=0.6)
     if close:
         return f"; did you mean {folder / close[0]}.toml?" if close[0] in here else f"; did you mean {close[0]}?"
-    hint = f"; {folder} has {', '.join(f'{stem}.toml' for stem in here[:_SHOWN_FILES])}" if here else ""
+    hint = f"; {folder} has {', '.join(f'{stem}.toml' for stem in here[:_MAX_SHOWN_FILES])}" if here else ""
     return hint + (f"; shipped sites are {', '.join(shipped)}" if shipped else "")
 
 
-_SHOWN_FILES = 12
+_MAX_SHOWN_FILES = 12
 
 
 # ---- the sites of a session
@@ -251,7 +251,7 @@ def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site,
         given = todo.pop(0)
         base, file = working_folder(), None
         if isinstance(given, str | os.PathLike):
-            file = site_file(given).resolve()
+            file = find_site_file(given).resolve()
             if file in seen:
                 continue
             seen.add(file)
@@ -263,7 +263,7 @@ def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site,
         named: set[Path] = set()
         for written in loaded.sites:
             other = base / Path(written).expanduser()
-            path = site_file(other).resolve()
+            path = find_site_file(other).resolve()
             if path == file:
                 what = f"{file}: sites names {written!r}, which is this file itself; remove it"
                 raise ConfigError(what, key="sites")
@@ -309,11 +309,11 @@ def format_site_toml(site: Site) -> str:
 
 
 def _format_toml_setting(field: FieldInfo, value: Any) -> str:
-    if field.type is Duration:  # write the number without an exponent
+    if field.type is Duration:  # a site file does not allow exponents (`1e3 s`)
         value = f"{Decimal(repr(float(value))):f} s"
     elif field.type is Size:
         value = f"{int(value)} B"
     elif isinstance(value, enum.Enum):
         value = value.value
-    # JSON's numbers, texts and lists are TOML, but TOML also escapes DEL.
+    # JSON and TOML write numbers, texts and lists alike, but only TOML requires an escape for the character DEL.
     return f"{field.encode_name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")

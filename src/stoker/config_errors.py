@@ -1,6 +1,6 @@
 """One-line errors for TOML files: file, line, setting, problem and the nearest valid setting.
 
-msgspec reports the path of a fault (`$.pilot.memory`), but no line; `line_of` finds the line.
+msgspec reports the path of a fault (`$.pilot.memory`), but no line; `find_setting_line` finds the line.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 KeyPath = tuple[str, ...]
 
 _STATEMENT = re.compile(r"""\s*(\[|("[^"]*"|'[^']*'|[\w-]+)\s*[.=])""")
-"""Matches the first line of a table or a setting, and similar lines within values."""
+"""Pattern of a line that begins a table or a setting. A line inside a value of several lines may match, too."""
 
 
-def line_of(path: KeyPath, text: str) -> int:
+def find_setting_line(path: KeyPath, text: str) -> int:
     """Return the line number, from 1, of a setting or else of its table. `text` must be valid TOML."""
     lines = text.split("\n")
     starts = [number for number, line in enumerate(lines) if _STATEMENT.match(line)]
@@ -35,7 +35,7 @@ def line_of(path: KeyPath, text: str) -> int:
     def parse(count: int) -> dict[str, Any] | None:
         try:
             return tomllib.loads("\n".join(lines[:count]))
-        except tomllib.TOMLDecodeError:  # the text ends within a value
+        except tomllib.TOMLDecodeError:  # these lines end inside a value of several lines
             return None
 
     def has(number: int, end: int) -> bool:
@@ -81,9 +81,9 @@ def find_setting_at_path(
     shown: KeyPath = ()
     for part in parts:
         kind = resolve_tagged_union(kind, data)
-        inner = _fields_of(kind).get(part) if is_struct(kind) else _container_element_type(kind)
+        inner = _field_types(kind).get(part) if is_struct(kind) else _container_element_type(kind)
         if part == "..." and isinstance(data, dict):
-            part = next((name for name, value in data.items() if not _reads(value, inner, read)), part)
+            part = next((name for name, value in data.items() if not _is_valid_value(value, inner, read)), part)
         data = _value_at_key(data, part)
         path = (*path, part)
         named = isinstance(data, dict) and part.isdigit() and isinstance(data.get("name"), str)
@@ -94,7 +94,7 @@ def find_setting_at_path(
 
 def setting_names(kind: Any) -> list[str]:
     tag = kind.__struct_config__.tag_field if is_struct(kind) else None
-    return [*([tag] if tag else []), *_fields_of(kind)]
+    return [*([tag] if tag else []), *_field_types(kind)]
 
 
 def structs_by_tag(kind: Any) -> dict[str, type[msgspec.Struct]]:
@@ -115,7 +115,7 @@ def iter_table_settings(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[
     """
     for struct in _struct_types_in(kind):
         yield at, setting_names(struct)
-        for name, inner in _fields_of(struct).items():
+        for name, inner in _field_types(struct).items():
             below = f"{at}.{name}" if at else name
             if get_origin(_strip_annotated(inner)) is dict:
                 below += ".NAME"
@@ -150,7 +150,7 @@ def _container_element_type(kind: Any) -> Any:
     return inside[0] if get_origin(kind) in (tuple, list) and inside else None
 
 
-def _fields_of(kind: Any) -> dict[str, Any]:
+def _field_types(kind: Any) -> dict[str, Any]:
     if not is_struct(kind):
         return {}
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -165,7 +165,7 @@ def _value_at_key(data: Any, part: str) -> Any:
     return None
 
 
-def _reads(value: Any, kind: Any, read: ReadUnit | None) -> bool:
+def _is_valid_value(value: Any, kind: Any, read: ReadUnit | None) -> bool:
     try:
         msgspec.convert(value, type=kind, dec_hook=read)
     except msgspec.ValidationError:
@@ -192,7 +192,7 @@ def parse_toml(text: str, *, file: str) -> dict[str, Any]:
         found = re.search(r"\(at line (\d+)", str(error))
         line = int(found[1]) if found else text.count("\n") + 1
         problem = re.sub(r" \(at .*\)$", "", str(error))
-        problem = next((words for begins, words in _TOML_WORDS.items() if problem.startswith(begins)), problem)
+        problem = next((words for begins, words in _TOML_EXPLANATIONS.items() if problem.startswith(begins)), problem)
         raise ConfigError.in_file(file, f"not TOML: {problem}", line=line) from None
     except RecursionError:
         raise ConfigError.in_file(file, "not TOML: its lists or tables are nested too deep") from None
@@ -200,7 +200,7 @@ def parse_toml(text: str, *, file: str) -> dict[str, Any]:
         raise ConfigError.in_file(file, f"not TOML: {error}") from None
 
 
-_TOML_WORDS = {
+_TOML_EXPLANATIONS = {
     "Illegal character '\\n'": "a closing quote is missing",
     "Unterminated string": "a closing quote is missing",
     'Expected "\'"': "a closing quote is missing",
@@ -215,7 +215,7 @@ _TOML_WORDS = {
     "Cannot overwrite a value": "this setting is written twice",
     "Cannot declare": "this table is written twice",
 }
-"""Maps the start of tomllib's message to an explanation for users."""
+"""Explanation for users, by the start of tomllib's error message."""
 
 
 def read_toml(
@@ -225,13 +225,13 @@ def read_toml(
     try:
         return msgspec.convert(data, type=shape, dec_hook=read)
     except msgspec.ValidationError as error:
-        problem, path, key = explain(str(error), root=shape, shapes=shapes, data=data, read=read)
-        raise ConfigError.in_file(file, problem, line=line_of(path, text), key=key) from None
+        problem, path, key = explain_msgspec_error(str(error), root=shape, shapes=shapes, data=data, read=read)
+        raise ConfigError.in_file(file, problem, line=find_setting_line(path, text), key=key) from None
     except (RecursionError, OverflowError, ValueError) as error:
         raise ConfigError.in_file(file, f"cannot be read: {error}") from None
 
 
-def explain(
+def explain_msgspec_error(
     fault: str, *, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
     read: ReadUnit | None = None,
 ) -> tuple[str, KeyPath, str]:  # fmt: skip
@@ -258,12 +258,12 @@ def _explain_setting_fault(
     parts, kind = place.path, place.kind
     whole = len(parts)
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem):
-        return (whole, unknown[1], f"{unknown[1]} is not a setting; {_nearest(root, kind, unknown[1])}")
+        return (whole, unknown[1], f"{unknown[1]} is not a setting; {_suggest_setting(root, kind, unknown[1])}")
     if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
-        choices = f"; {_choices(structs_by_tag(kind), '')}" if missing[1] == tag_field(kind) else ""
+        choices = f"; {_describe_choices(structs_by_tag(kind), '')}" if missing[1] == tag_field(kind) else ""
         return (whole, missing[1], f"{missing[1]} is missing{choices}")
     if is_struct(kind) and not problem.startswith("Expected `object`"):
-        # a message about several settings begins with the name of one of them
+        # The struct's own check failed. Its message begins with the name of a setting.
         return (whole, re.split(r"[ :]", problem, maxsplit=1)[0], problem)
     last = max((number for number, part in enumerate(parts) if not part.isdigit()), default=0)
     key = parts[last] + "".join(f"[{part}]" for part in parts[last + 1 :]) if parts else ""
@@ -271,8 +271,8 @@ def _explain_setting_fault(
         return (last, key, f"{key} is a table: write [{key}] on its own line, and its settings below")
     if invalid := re.match(r"Invalid (?:enum )?value (.*)$", problem):
         above = find_setting_at_path(root, parts[:-1], data=data, read=read).kind
-        known = _values(kind) or structs_by_tag(above)
-        return (last, key, f"{key} = {invalid[1]} is not available; {_choices(known, invalid[1])}")
+        known = _enum_values(kind) or structs_by_tag(above)
+        return (last, key, f"{key} = {invalid[1]} is not available; {_describe_choices(known, invalid[1])}")
     if "matching regex" in problem and key in shapes:
         return (last, key, f"{key}: {shapes[key]}")
     if wanted := re.match(r"Expected `(.*?)`( [<>]=? \S+)?(?:, got `(.*)`)?$", problem):
@@ -289,14 +289,14 @@ _TYPES = {
 }  # fmt: skip
 
 
-def _values(kind: Any) -> list[str]:
+def _enum_values(kind: Any) -> list[str]:
     kinds = (kind, *typing.get_args(kind))
     return [
         str(value.value) for each in kinds if isinstance(each, type) and issubclass(each, enum.Enum) for value in each
     ]
 
 
-def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str | None = None) -> str:
+def suggest_similar_name(name: str, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str | None = None) -> str:
     """Return a hint: the most similar name (`did you mean plain?`), or else `otherwise` (default: a list of the known
     names).
     """
@@ -306,9 +306,9 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6, otherw
     return f"there are {', '.join(names)}" if otherwise is None else otherwise
 
 
-def _nearest(root: type[msgspec.Struct], table: Any, key: str) -> str:
+def _suggest_setting(root: type[msgspec.Struct], table: Any, key: str) -> str:
     here = setting_names(table)
-    if hint := did_you_mean(key, here, otherwise=""):
+    if hint := suggest_similar_name(key, here, otherwise=""):
         return hint
     for other, there in iter_table_settings(root):
         close = difflib.get_close_matches(key, there, n=1, cutoff=0.75)
@@ -317,7 +317,7 @@ def _nearest(root: type[msgspec.Struct], table: Any, key: str) -> str:
     return f"there are {', '.join(here or setting_names(root))}"
 
 
-def _choices(known: Iterable[str], value: str) -> str:
+def _describe_choices(known: Iterable[str], value: str) -> str:
     names = list(known)
     if close := difflib.get_close_matches(value.strip("'"), names, n=1, cutoff=0.6):
         return f"did you mean {close[0]!r}?"

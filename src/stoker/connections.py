@@ -1,7 +1,8 @@
 """Network addresses, and limits for processes with many connections.
 
-Standard library only, as the pilot's starter requires. New connections are always accepted, because a peer proves its
-key within milliseconds. If too many peers lack a proof, the address with most such peers loses its oldest connection.
+Standard library only, as the pilot's starter requires. A process accepts every new connection, because a peer normally
+authenticates within milliseconds. If too many connections are not authenticated, the process closes the oldest one of
+the address that has most of them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def join_address(host: str, port: int) -> str:
 
 
 _MOST_DESCRIPTORS = 1 << 20
-"""Highest limit of descriptors to set. Some programs close every possible descriptor one by one."""
+"""Highest limit that this module sets: some programs close every possible descriptor one by one."""
 _former_limits: list[tuple[int, int]] = []
 
 
@@ -45,9 +46,7 @@ def descriptor_limit() -> int:
 
 
 def restore_descriptor_limit(pid: int) -> None:
-    """Restore the former descriptor limit in a child process. Software that uses `select` fails with high descriptor
-    numbers.
-    """
+    """Restore the former descriptor limit in a child process, because `select` fails with high descriptor numbers."""
     if _former_limits:
         with suppress(OSError):  # the child process has ended
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _former_limits[0])
@@ -56,8 +55,8 @@ def restore_descriptor_limit(pid: int) -> None:
 K = TypeVar("K", bound=Hashable)
 
 
-class UnprovenPeers(Generic[K]):
-    """Connections whose peers have not yet proven their key. Not thread-safe."""
+class UnauthenticatedConnections(Generic[K]):
+    """Connections whose peers have not authenticated yet. Not thread-safe."""
 
     def __init__(self, *, most: int) -> None:
         self.most = most
@@ -82,8 +81,8 @@ class UnprovenPeers(Generic[K]):
             del self._by_address[address]
         return True
 
-    def surplus(self) -> tuple[K, str] | None:
-        """If there are more than `most` connections, remove one, and return this connection and its address."""
+    def remove_surplus_connection(self) -> tuple[K, str] | None:
+        """If there are more than `most` connections, remove one. Return this connection and its address."""
         return self.pop_oldest_connection() if len(self) > self.most else None
 
     def pop_oldest_connection(self) -> tuple[K, str]:

@@ -42,9 +42,9 @@ __all__ = [
     "redrawn",
 ]  # fmt: skip
 
-_LINE_EVERY_S = 10.0
+_PROGRESS_LINE_EVERY_S = 10.0
 _REFRESH_S = 0.5
-_AGAIN_S = 60.0
+_REPEAT_LINE_AFTER_S = 60.0
 """Seconds until the same line about a wait is printed again."""
 _MOST_LOADS = 10
 _TIMES = re.compile(r"(\d[\d.]* (ms|s|min|h|days?)\b *)+|\d+:\d\d")
@@ -201,8 +201,8 @@ class Progress:
             self._facts = self._ask() or self._facts
             self._had_pilots |= self._facts is not None and self._facts.pilots > 0
             if self._facts is None or not self._facts.hot:
-                self._pace.wait(time.monotonic())
-                self._also_pace.wait(time.monotonic())
+                self._pace.record_wait(time.monotonic())
+                self._also_pace.record_wait(time.monotonic())
 
     def due_line(self, now: float) -> str:
         """Return the line about the wait when its words change, and every minute while no context is hot.
@@ -216,7 +216,7 @@ class Progress:
             return ""
         due = not self._last_line or facts.loads < _MOST_LOADS or not (facts.hot or facts.loading)
         if words == self._last_line:
-            due = not facts.hot and now - self._last_line_at >= _AGAIN_S
+            due = not facts.hot and now - self._last_line_at >= _REPEAT_LINE_AFTER_S
         if due:
             self._last_line, self._last_line_at = words, now
         return text if due else ""
@@ -238,6 +238,6 @@ class Progress:
                 continue
             if due := self.due_line(time.monotonic()):
                 line(f"  {due}")
-            if self.done and time.monotonic() - last >= _LINE_EVERY_S:
+            if self.done and time.monotonic() - last >= _PROGRESS_LINE_EVERY_S:
                 last = time.monotonic()
                 line(f"  {self.noun}  {self.numbers()}")

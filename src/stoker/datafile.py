@@ -55,9 +55,9 @@ def refuse_duplicate_columns(names: Sequence[str], *, path: Path, where: str) ->
         raise ConfigError.in_file(path, f"{where}: two columns are called {twice}; give each its own name", key=twice)
 
 
-_TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson")
-_ARROW = (".arrow", ".feather", ".ipc")
-_TABLES = (".parquet", *_ARROW)
+_TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
+_ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
+_TABLE_SUFFIXES = (".parquet", *_ARROW_SUFFIXES)
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -72,9 +72,9 @@ def read_rows(path: Path) -> Iterator[Row]:
     if path.is_dir():
         return _read_saved_data_set(path)
     _check_file_exists(path)
-    kind = _kind(path)
-    if kind in _TABLES:
-        return _read_tables([path], kind=kind)
+    kind = _file_format(path)
+    if kind in _TABLE_SUFFIXES:
+        return _read_table_rows([path], kind=kind)
     return _read_text_rows(path, kind=kind)
 
 
@@ -128,14 +128,16 @@ def _check_file_exists(path: Path) -> None:
         raise ConfigError.in_file(path, "no such file")
 
 
-def _kind(path: Path) -> str:
+def _file_format(path: Path) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     packed = bool(suffixes) and suffixes[-1] in (".gz", ".xz")
     kind = "".join(suffixes[-2:-1] if packed else suffixes[-1:])
-    if packed and kind in _TABLES:
-        raise ConfigError.in_file(path, f"decompress it first; only {', '.join(_TEXTS)} files may be compressed")
-    if kind not in (*_TEXTS, *_TABLES):
-        raise ConfigError.in_file(path, f"cannot tell its format; name it {', '.join((*_TEXTS, *_TABLES))}")
+    if packed and kind in _TABLE_SUFFIXES:
+        problem = f"is compressed; decompress it, because only {', '.join(_TEXT_SUFFIXES)} files may be compressed"
+        raise ConfigError.in_file(path, problem)
+    if kind not in (*_TEXT_SUFFIXES, *_TABLE_SUFFIXES):
+        known = ", ".join((*_TEXT_SUFFIXES, *_TABLE_SUFFIXES))
+        raise ConfigError.in_file(path, f"its suffix names no known format; give the file one of the suffixes {known}")
     return kind
 
 
@@ -179,7 +181,7 @@ def _open_bytes(path: Path) -> IO[bytes]:
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
     file = openers.get(ending, open)(path, "rb")
     try:
-        if what := describe_non_text_format(file.peek(HEAD_BYTES)[:HEAD_BYTES], renamed=ending not in openers):
+        if what := describe_non_text_format(file.peek(HEAD_BYTES)[:HEAD_BYTES], suggest_suffix=ending not in openers):
             raise ConfigError.in_file(path, what)
     except BaseException as error:
         file.close()
@@ -196,12 +198,12 @@ def _is_plain_text(path: Path) -> bool:
     return bool(head.strip()) and not describe_non_text_format(head) and not describe_invalid_utf8(head)
 
 
-def _open(path: Path, *, errors: str = "strict") -> IO[str]:
+def _open_text(path: Path, *, errors: str = "strict") -> IO[str]:
     return io.TextIOWrapper(_open_bytes(path), encoding="utf-8-sig", errors=errors, newline="")
 
 
 def _read_jsonl_rows(path: Path) -> Iterator[Row]:
-    with _open(path) as file:
+    with _open_text(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -210,18 +212,18 @@ def _read_jsonl_rows(path: Path) -> Iterator[Row]:
             except UNREADABLE as error:
                 raise ConfigError.in_file(path, f"is not JSON: {error}", line=number) from None
             if not isinstance(fields, dict):
-                raise ConfigError.in_file(path, f"is {type(fields).__name__}, must be an object", line=number)
+                raise ConfigError.in_file(path, f"is a {type(fields).__name__}, but must be a JSON object", line=number)
             if ("\\ud" in line or "\\uD" in line) and (
                 half := _SURROGATE.search(json.dumps(fields, ensure_ascii=False))
             ):
-                what = f"holds \\u{ord(half[0]):04x}, half of a character; write the whole character or remove it"
+                what = f"contains \\u{ord(half[0]):04x}, half of a character; write the whole character or remove it"
                 raise ConfigError.in_file(path, what, line=number)
             yield Row(number=number, place=f"line {number}", fields=fields)
 
 
 def _read_csv_rows(path: Path, *, delimiter: str) -> Iterator[Row]:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
-    with _open(path) as file:
+    with _open_text(path) as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         header: list[str] = []
         try:
@@ -253,7 +255,7 @@ def _damaged_file_error(path: Path, error: Exception, *, last: str) -> ConfigErr
 def _invalid_utf8_error(path: Path) -> ConfigError:
     number = 0
     try:
-        with _open(path, errors="surrogateescape") as file:
+        with _open_text(path, errors="surrogateescape") as file:
             for number, line in enumerate(file, start=1):
                 try:
                     line.encode("utf-8", "surrogateescape").decode("utf-8")
@@ -271,7 +273,7 @@ _FILE_MAGIC, _OLD_FEATHER_MAGIC = b"ARROW1", b"FEA1"
 def _read_saved_data_set(folder: Path) -> Iterator[Row]:
     """Yield the rows of a folder that `Dataset.save_to_disk` wrote. The folder must have one split."""
     if (folder / "dataset_dict.json").is_file():
-        splits = _listed(folder / "dataset_dict.json", "splits")
+        splits = _read_name_list(folder / "dataset_dict.json", "splits")
         if len(splits) != 1:
             have = f"has the splits {', '.join(splits)}; give the path of one split" if splits else "lists no split"
             near = f", such as {folder / splits[0]}" if splits else ""
@@ -281,13 +283,13 @@ def _read_saved_data_set(folder: Path) -> Iterator[Row]:
     if not state.is_file():
         what = "has no state.json, which Dataset.save_to_disk writes; give the path of a file"
         raise ConfigError.in_file(folder, what)
-    files = [folder / name for name in _listed(state, "_data_files", "filename")]
+    files = [folder / name for name in _read_name_list(state, "_data_files", "filename")]
     if lost := next((file for file in files if not file.is_file()), None):
         raise ConfigError.in_file(lost, f"no such file, although {state} lists it; copy the whole folder")
-    return _read_tables(files, kind=".arrow")
+    return _read_table_rows(files, kind=".arrow")
 
 
-def _listed(file: Path, *keys: str) -> list[str]:
+def _read_name_list(file: Path, *keys: str) -> list[str]:
     try:
         values = json.loads(file.read_bytes())[keys[0]]
         texts = [value[keys[1]] if len(keys) > 1 else value for value in values]
@@ -298,7 +300,7 @@ def _listed(file: Path, *keys: str) -> list[str]:
     return texts
 
 
-def _read_tables(files: list[Path], *, kind: str) -> Iterator[Row]:
+def _read_table_rows(files: list[Path], *, kind: str) -> Iterator[Row]:
     import pyarrow
 
     read, name = (_iter_parquet_row_dicts, "Parquet") if kind == ".parquet" else (_iter_arrow_row_dicts, "Arrow")

@@ -25,7 +25,7 @@ class ConnectionChange(enum.Enum):
     MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
     """The connection is made. Send a hello message first."""
     BROKEN = zmq.EVENT_DISCONNECTED
-    """ZeroMQ retries."""
+    """The connection broke. ZeroMQ reconnects by itself."""
     REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
     """The peer refused the CURVE key of this process."""
     NOT_UNDERSTOOD = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -39,7 +39,7 @@ _EVENT = struct.Struct("=Hi")
 _ALL_CHANGES = sum(change.value for change in ConnectionChange)
 
 
-class Keys(msgspec.Struct, frozen=True):
+class CurveKeys(msgspec.Struct, frozen=True):
     """CURVE keys as Z85 text: the server's public key and this process's pair."""
 
     server: str
@@ -47,7 +47,7 @@ class Keys(msgspec.Struct, frozen=True):
     secret: str
 
 
-def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Keys) -> zmq.Socket[bytes]:
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: CurveKeys) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.DEALER)
     socket.routing_id = name.encode()
     socket.curve_serverkey = keys.server.encode()
@@ -68,7 +68,7 @@ def open_monitor_socket(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[by
     return monitor
 
 
-def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
+def read_monitor_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
     """Read an event and its value. pyzmq's own function would import asyncio."""
     numbers, _address = monitor.recv_multipart()
     event, value = _EVENT.unpack(numbers)
@@ -81,7 +81,13 @@ class Dealer:
     """
 
     def __init__(
-        self, address: str, *, name: str, keys: Keys, log: logging.Logger, reconnect_ms: tuple[int, int] = (100, 2000)
+        self,
+        address: str,
+        *,
+        name: str,
+        keys: CurveKeys,
+        log: logging.Logger,
+        reconnect_ms: tuple[int, int] = (100, 2000),
     ) -> None:
         self.address = address
         self.connected = False
@@ -89,7 +95,7 @@ class Dealer:
         """Monotonic time of the last loss, or of the first attempt to connect."""
         self.failed_handshakes = 0
         """Number of consecutive failed handshakes."""
-        self._given_up = False
+        self._has_stopped_reconnecting = False
         """True if ZeroMQ has stopped reconnecting because the peer refused the handshake."""
         self.refused = False
         self._log = log
@@ -102,28 +108,28 @@ class Dealer:
         self.socket.connect(address)
 
     def filenos(self) -> tuple[int, int]:
-        """Return edge-triggered file descriptors for new frames and for new `changes`. Call `readable` before each
+        """Return edge-triggered file descriptors for new frames and connection changes. Call `has_input` before each
         wait.
         """
         return int(self.socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
-    def readable(self) -> bool:
+    def has_input(self) -> bool:
         return _has_input(self.socket) or _has_input(self._monitor)
 
     def has_frames(self) -> bool:
         return _has_input(self.socket)
 
-    def changes(self) -> Iterator[ConnectionChange]:
+    def read_connection_changes(self) -> Iterator[ConnectionChange]:
         while _has_input(self._monitor):
-            change = ConnectionChange(next_event(self._monitor)[0])
+            change = ConnectionChange(read_monitor_event(self._monitor)[0])
             if change in (ConnectionChange.REFUSED, ConnectionChange.NOT_UNDERSTOOD):
-                self._given_up = True
+                self._has_stopped_reconnecting = True
             yield change
 
-    def came_back(self) -> bool:
-        """Handle all `changes`. Return True after a new connection: the caller must then send a hello."""
+    def handle_connection_changes(self) -> bool:
+        """Handle all connection changes. Return True after a new connection: the caller must then send a hello."""
         fresh = False
-        for change in self.changes():
+        for change in self.read_connection_changes():
             match change:
                 case ConnectionChange.MADE:
                     self.connected = fresh = True
@@ -138,7 +144,7 @@ class Dealer:
 
     def receive(self) -> list[bytes]:
         frames: list[bytes] = []
-        while _has_input(self.socket):  # ten times faster than catching zmq.Again
+        while _has_input(self.socket):  # this check is ten times faster than catching zmq.Again
             frames.append(self.socket.recv(zmq.NOBLOCK))
         return frames
 
@@ -154,16 +160,16 @@ class Dealer:
             self._log.warning("the connection to the manager broke")
         self.connected = False
 
-    def move_to(self, address: str) -> bool:
-        """Connect to `address`. Return False if this address is already in use here."""
-        if address == self.address and not self._given_up:
+    def reconnect_to(self, address: str) -> bool:
+        """Connect to `address`. Return False if this object uses this address already."""
+        if address == self.address and not self._has_stopped_reconnecting:
             return False
         if address != self.address:
             self._log.info("the manager listens on %s now", address)
-        with suppress(zmq.ZMQError):  # the connection may have ended already
+        with suppress(zmq.ZMQError):  # ZeroMQ has already closed the connection
             self.socket.disconnect(self.address)
         self.socket.connect(address)
-        self._given_up = False
+        self._has_stopped_reconnecting = False
         self.address = address
         return True
 

@@ -37,19 +37,19 @@ _FORMATS = {
     b"%PDF-": ("is a PDF", "give the data as text", ""),
     b"SQLite format 3\x00": ("is an SQLite database", "export it as text", ""),
 }
-"""Maps the first bytes of a file to its format, advice, and the file suffix with which Stoker could read it."""
+"""Format, advice, and the file suffix with which Stoker can read the file, by the first bytes of a file."""
 
 
-def describe_non_text_format(head: bytes, *, renamed: bool = False) -> str:
+def describe_non_text_format(head: bytes, *, suggest_suffix: bool = False) -> str:
     """Return why a file is not UTF-8 text, with advice: `is UTF-16 text, …`. Return "" for UTF-8 text.
 
     Args:
         head: The first `HEAD_BYTES` of the file.
-        renamed: True if the file could be read under the correct suffix (`.gz`, `.parquet`).
+        suggest_suffix: True to advise a new suffix (`.gz`, `.parquet`) under which Stoker can read the file.
     """
     for magic, (what, advice, ending) in _FORMATS.items():
         if head.startswith(magic):
-            advice = f"give its name the ending {ending}" if renamed and ending else advice
+            advice = f"give its name the ending {ending}" if suggest_suffix and ending else advice
             return f"{what}; {advice}" if advice else what
     if head and not head.strip(b"\0"):
         return "is damaged: it begins with zero bytes, as after a crash of its host; restore it from a copy"
@@ -60,7 +60,7 @@ def describe_non_text_format(head: bytes, *, renamed: bool = False) -> str:
 
 
 def describe_invalid_utf8(data: bytes) -> str:
-    """Return the place of the first invalid byte in `data`, with advice (empty: none)."""
+    """Return the place of the first invalid byte in `data`, with advice; "" if all bytes are valid."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:

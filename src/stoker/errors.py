@@ -76,7 +76,7 @@ class RecipeError(StokerError):
 
 
 class InputTooLongError(StokerError, ValueError):
-    """An input is longer than every runtime of its family accepts. Facts: `tokens`, `longest`."""
+    """An input is too long for every runtime of the context family. Facts: `tokens`, `longest`."""
 
 
 class SerializationError(StokerError):

@@ -1,8 +1,8 @@
 """Take, wait for and check file locks (flock).
 
-Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. Without locks, `take`
-writes a file `NAME.holder`, valid while the process in the file lives, and `wait` does nothing. These weak locks are
-sufficient: a lease decides which manager runs a session, and a digest verifies each object.
+Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. Without locks, `try_lock`
+writes a file `NAME.holder`, which is valid while the process that it names lives, and `wait_for_lock` does nothing.
+These weak locks are sufficient: a lease decides which manager runs a session, and a digest verifies each object.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LockHolder(msgspec.Struct, frozen=True):
         return f"pid {self.pid} ({shown})" if shown else f"pid {self.pid}"
 
 
-def take(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
     """Lock an open file until it is closed. Return False if another process has the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -46,11 +46,11 @@ def take(descriptor: int) -> bool:
     return True
 
 
-def forget(file: Path) -> None:
-    _name_of(file).unlink(missing_ok=True)
+def remove_holder_file(file: Path) -> None:
+    _holder_file(file).unlink(missing_ok=True)
 
 
-def wait(descriptor: int, *, shared: bool = False) -> None:
+def wait_for_lock(descriptor: int, *, shared: bool = False) -> None:
     """Wait for the lock. Return at once on a file system without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
@@ -60,8 +60,8 @@ def wait(descriptor: int, *, shared: bool = False) -> None:
 
 
 def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
-    """Return True if a process holds a lock on `file`, None if unknown. With `exclusively`, ignore shared locks, so
-    that two concurrent checks do not take each other for a holder.
+    """Return True if a process holds a lock on `file`, None if unknown. `exclusively`: ignore shared locks. Two
+    concurrent checks then do not mistake each other for a lock holder.
     """
     try:
         with file.open("rb") as opened:
@@ -71,7 +71,7 @@ def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
     except BlockingIOError:
         return True
     except OSError as error:  # another user owns the file, or the file system has no locks
-        return _is_named(file) if error.errno in NO_LOCKS else None
+        return _is_locked_by_holder_file(file) if error.errno in NO_LOCKS else None
     return False
 
 
@@ -87,13 +87,13 @@ class _HolderRecord(msgspec.Struct, frozen=True):
     inode: int
 
 
-def machine() -> str:
+def machine_id() -> str:
     """Return an identifier of this machine's boot and process namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
-def started(pid: int) -> int:
+def process_start_ticks(pid: int) -> int:
     """Return the start time of process `pid` in clock ticks since boot (0: not running)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -104,18 +104,18 @@ def started(pid: int) -> int:
 
 def _try_lock_by_holder_file(descriptor: int) -> bool:
     file = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-    me = _HolderRecord(machine(), os.getpid(), started(os.getpid()), os.fstat(descriptor).st_ino)
+    me = _HolderRecord(machine_id(), os.getpid(), process_start_ticks(os.getpid()), os.fstat(descriptor).st_ino)
     there = _read_lock_holder(file)
     if there is not None and there != me and there.inode == me.inode and _is_holder_alive(there):
         return False
     try:
-        write_whole(_name_of(file), msgspec.json.encode(me))
-    except OSError:  # no process can write a holder file in this folder
+        write_whole(_holder_file(file), msgspec.json.encode(me))
+    except OSError:  # no process can write in this folder, so no other process has the lock
         return True
     return _read_lock_holder(file) == me
 
 
-def _is_named(file: Path) -> bool | None:
+def _is_locked_by_holder_file(file: Path) -> bool | None:
     there = _read_lock_holder(file)
     try:
         return None if there is None else there.inode == file.stat().st_ino and _is_holder_alive(there)
@@ -124,22 +124,22 @@ def _is_named(file: Path) -> bool | None:
 
 
 def _is_holder_alive(holder: _HolderRecord) -> bool:
-    return holder.machine == machine() and started(holder.pid) == holder.started
+    return holder.machine == machine_id() and process_start_ticks(holder.pid) == holder.started
 
 
-def _name_of(file: Path) -> Path:
+def _holder_file(file: Path) -> Path:
     return file.with_name(f"{file.name}.holder")
 
 
 def _read_lock_holder(file: Path) -> _HolderRecord | None:
     try:
-        return msgspec.json.decode(_name_of(file).read_bytes(), type=_HolderRecord)
+        return msgspec.json.decode(_holder_file(file).read_bytes(), type=_HolderRecord)
     except (OSError, msgspec.DecodeError, ValueError):
         return None
 
 
-def holders(file: Path) -> list[LockHolder]:
-    """Return this user's processes that hold a file's lock (proc_pid_fdinfo(5)). Slow."""
+def find_lock_holders(file: Path) -> list[LockHolder]:
+    """Return this user's processes that lock a file (proc_pid_fdinfo(5)). Slow: it reads /proc for every process."""
     name, found = os.path.realpath(file), []
     for process in sorted((each for each in Path("/proc").iterdir() if each.name.isdigit()), key=lambda p: int(p.name)):
         with suppress(OSError):  # the process has ended, or another user owns it

@@ -15,19 +15,19 @@ from collections.abc import Callable
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
-from stoker.whole_files import draft_of
+from stoker.whole_files import draft_file
 
 LOG_BYTES = 16_000_000
 """Size in bytes at which a log file is renamed."""
-_KEPT_BYTES = 65_536
-_LOOK_EVERY = 64
+_COPIED_BYTES = 65_536
+_CHECK_SIZE_EVERY_LINES = 64
 """Number of lines between two checks of the log's size."""
 
 OUTPUT_BYTES = 64_000_000
 """Size on disk in bytes above which the middle of a library's log is freed."""
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 16 << 20
-"""Number of bytes that `free_file_middle` keeps at the start and at the end."""
-_BLOCK = 1 << 20
+"""Number of bytes that `free_file_middle` keeps at the start and at the end of a log."""
+_BLOCK_BYTES = 1 << 20
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
@@ -42,7 +42,7 @@ class BoundedLog(WatchedFileHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            if self._lines % _LOOK_EVERY == 0 and self._is_full():
+            if self._lines % _CHECK_SIZE_EVERY_LINES == 0 and self._is_full():
                 self._rotate()
             self._lines += 1
             super().emit(record)
@@ -58,7 +58,7 @@ class BoundedLog(WatchedFileHandler):
 
     def reopenIfNeeded(self) -> None:
         """If the log was renamed, open a new log file, and redirect the process's output to it."""
-        before = _identity(self.stream.fileno()) if self.stream is not None else None
+        before = _file_identity(self.stream.fileno()) if self.stream is not None else None
         super().reopenIfNeeded()
         if before is not None:
             self._redirect_output(before)
@@ -67,12 +67,12 @@ class BoundedLog(WatchedFileHandler):
         """Redirect stdout and stderr to this log if they write to the file `before` or to an earlier log file."""
         if self.stream is None:
             return
-        log, now = Path(self.baseFilename), _identity(self.stream.fileno())
+        log, now = Path(self.baseFilename), _file_identity(self.stream.fileno())
         name = str(log.parent.resolve() / log.name)
         former = (f"{name}.1", f"{name}.1 (deleted)", f"{name} (deleted)")
         for output in (1, 2):
             with contextlib.suppress(OSError):
-                printed = _identity(output)
+                printed = _file_identity(output)
                 if printed != now and (printed == before or os.readlink(f"/proc/self/fd/{output}") in former):
                     os.dup2(self.stream.fileno(), output)
 
@@ -84,16 +84,16 @@ class BoundedLog(WatchedFileHandler):
         path = Path(self.baseFilename)
         with path.open("rb") as full:
             before = os.fstat(full.fileno())
-            full.seek(-min(_KEPT_BYTES, before.st_size), os.SEEK_END)
+            full.seek(-min(_COPIED_BYTES, before.st_size), os.SEEK_END)
             last = full.read().partition(b"\n")[2]
-        with draft_of(path) as draft:
+        with draft_file(path) as draft:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, before.st_mode & 0o777), "wb") as fresh:
                 fresh.write(last)
             path.replace(path.with_name(f"{path.name}.1"))
         self.reopenIfNeeded()
 
 
-def _identity(descriptor: int) -> tuple[int, int]:
+def _file_identity(descriptor: int) -> tuple[int, int]:
     facts = os.fstat(descriptor)
     return facts.st_dev, facts.st_ino
 
@@ -104,8 +104,8 @@ def log_to_file(path: Path) -> None:
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
-def tail(path: str | Path, *, start: int = 0, lines: int = 20, most_bytes: int = 16_384) -> str:
-    """Return the last lines after byte `start`. A file shorter than `start` has been replaced: ignore `start`."""
+def read_last_lines(path: str | Path, *, start: int = 0, lines: int = 20, most_bytes: int = 16_384) -> str:
+    """Return the last lines after byte `start`. If the file is shorter, it is a new log: then ignore `start`."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -122,7 +122,7 @@ def free_file_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
     if facts.st_blocks * 512 <= most_bytes:
         return False
     start = _HEAD_BYTES
-    length = (facts.st_size - _TAIL_BYTES - start) // _BLOCK * _BLOCK
+    length = (facts.st_size - _TAIL_BYTES - start) // _BLOCK_BYTES * _BLOCK_BYTES
     if length <= 0:
         return False
     descriptor = os.open(path, os.O_RDWR)
@@ -137,7 +137,7 @@ def free_file_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
     return True
 
 
-_SUBJECTS = 256
+_MAX_SUBJECTS = 256
 
 
 class RateLimitedLog:
@@ -163,9 +163,10 @@ class RateLimitedLog:
         says = now - last >= self._every_s and self._written < self._most
         if says:
             self._written += 1
-            self._seen.pop(subject, None)  # the newest subjects are last
+            # Insert the subject again at the end, because the first subject is deleted if there are too many.
+            self._seen.pop(subject, None)
             self._log.warning("%s%s", text, f" (and {left_out} more such lines)" if left_out else "")
         self._seen[subject] = (now, 0) if says else (last, left_out + 1)
-        if len(self._seen) > _SUBJECTS:
+        if len(self._seen) > _MAX_SUBJECTS:
             del self._seen[next(iter(self._seen))]
         return says

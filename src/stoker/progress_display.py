@@ -30,7 +30,7 @@ class ProgressBar(Progress):
         self._name, self._facts, self._above, self._below = name, facts, above, below
         self._bar = BarColumn()
         super().__init__(
-            TextColumn("  {task.description}"), self._bar, _Facts(facts),
+            TextColumn("  {task.description}"), self._bar, _FactsColumn(facts),
             console=console, auto_refresh=redraws, refresh_per_second=2, transient=vanishes,
         )  # fmt: skip
         self._task = self.add_task(name, total=total, completed=done)  # type: ignore[arg-type]  # rich's default is 100
@@ -40,7 +40,7 @@ class ProgressBar(Progress):
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """Limit the width of the bar, because rich cannot redraw a line that wraps."""
-        if not self.tasks:  # rich calls this in the constructor
+        if not self.tasks:  # rich calls this method in its constructor, before a task exists
             return
         yield from (Text(f"  {line}", style="dim") for line in self._above())
         room = self.console.width - len(self._name) - len(self._facts()) - 5
@@ -49,7 +49,7 @@ class ProgressBar(Progress):
         yield from (Text(line) for line in self._below())
 
 
-class _Facts(ProgressColumn):
+class _FactsColumn(ProgressColumn):
     max_refresh = None
 
     def __init__(self, facts: Callable[[], str]) -> None:

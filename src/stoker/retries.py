@@ -10,7 +10,7 @@ class RetryPause:
         self.first_s, self.longest_s = first_s, longest_s
         self.seconds = first_s
 
-    def grow(self) -> float:
+    def next_pause_s(self) -> float:
         """Return the pause in seconds, and double the pause for the next failure."""
         pause_s, self.seconds = self.seconds, min(self.longest_s, 2 * self.seconds)
         return pause_s

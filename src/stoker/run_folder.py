@@ -30,7 +30,7 @@ from typing import Any, BinaryIO
 from stoker import locks, whole_files
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, StokerError
-from stoker.whole_files import append_or_truncate, draft_of
+from stoker.whole_files import append_or_truncate, draft_file
 
 __all__ = ["Record", "RecordLog", "RunFolder", "is_finished", "open_run", "read_options", "write_whole"]
 
@@ -174,9 +174,9 @@ def write_whole(folder: Path, data: bytes, *, name: str) -> None:
 
 PART = "results.jsonl.part"
 ATTEMPT = "attempt.jsonl.part"
-_RUN = "run.json"
-_LOCK = ".lock"
-_BEFORE_RUN = {_LOCK, f"{_LOCK}.holder", f".{_RUN}.tmp"}
+_RUN_FILE = "run.json"
+_LOCK_FILE = ".lock"
+_FILES_BEFORE_RUN_JSON = {_LOCK_FILE, f"{_LOCK_FILE}.holder", f".{_RUN_FILE}.tmp"}
 """Names of files that may remain if a process is killed before it has written run.json."""
 FINALS = ("results.parquet", "results.jsonl", "results.npy", "responses.jsonl")
 
@@ -248,7 +248,7 @@ class RunFolder:
         """
         path = self.path / name
         try:
-            with draft_of(path, draft=_draft(path)) as partial:
+            with draft_file(path, draft=_draft_path(path)) as partial:
                 write(partial)
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else str(error)
@@ -312,10 +312,12 @@ def open_run(
             if (lock := _try_lock(path)) is not None:
                 return RunFolder(path, lock=lock, resumed=True)
         folder = _make_run_folder(root, prefix=prefix)
-    existed = (folder / _RUN).exists()
+    existed = (folder / _RUN_FILE).exists()
     if existed:
         _check_same_parameters(folder, app=app, parameters=parameters)
-    elif folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= _BEFORE_RUN):
+    elif folder.exists() and not (
+        folder.is_dir() and {path.name for path in folder.iterdir()} <= _FILES_BEFORE_RUN_JSON
+    ):
         raise ConfigError.in_file(folder, "is not a run folder and not empty; choose another folder with --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -328,7 +330,7 @@ def open_run(
     if not existed:
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         try:
-            run.write_json(_RUN, {"app": app, "made": now, "options": options, "parameters": parameters})
+            run.write_json(_RUN_FILE, {"app": app, "made": now, "options": options, "parameters": parameters})
         except BaseException:
             run.close()
             raise
@@ -366,7 +368,7 @@ def _final_file(folder: Path) -> Path | None:
 def _check_same_parameters(folder: Path, *, app: str, parameters: dict[str, Any]) -> None:
     there = _read_run(folder, app=app)["parameters"]
     differ = [
-        f"  {name}: {_show(there.get(name))} there, {_show(parameters.get(name))} now"
+        f"  {name}: {_format_value(there.get(name))} there, {_format_value(parameters.get(name))} now"
         for name in sorted({*there, *parameters})
         if there.get(name) != parameters.get(name)
     ]
@@ -380,13 +382,13 @@ def _check_same_parameters(folder: Path, *, app: str, parameters: dict[str, Any]
 
 def _read_run(folder: Path, *, app: str) -> dict[str, Any]:
     try:
-        run = json.loads((folder / _RUN).read_bytes())
+        run = json.loads((folder / _RUN_FILE).read_bytes())
         if not isinstance(run["parameters"], dict) or not isinstance(run["options"], dict):
             raise TypeError
     except FileNotFoundError:
-        raise ConfigError.in_file(folder, f"is not a run folder (it has no {_RUN})") from None
+        raise ConfigError.in_file(folder, f"is not a run folder (it has no {_RUN_FILE})") from None
     except (OSError, KeyError, TypeError, *UNREADABLE):
-        raise ConfigError.in_file(folder / _RUN, "cannot be read as a run") from None
+        raise ConfigError.in_file(folder / _RUN_FILE, "cannot be read as a run") from None
     if run.get("app") != app:
         raise ConfigError.in_file(folder, f"is a run of {run.get('app')}, not of {app}")
     return dict(run)
@@ -397,7 +399,7 @@ def _find_unfinished_runs(root: Path, *, app: str, parameters: dict[str, Any]) -
     for path in root.iterdir() if root.is_dir() else ():
         with contextlib.suppress(ConfigError, OSError):
             if _read_run(path, app=app)["parameters"] == parameters and not is_finished(path):
-                found.append(((path / _RUN).stat().st_mtime_ns, path))
+                found.append(((path / _RUN_FILE).stat().st_mtime_ns, path))
     return [path for _, path in sorted(found, reverse=True)]
 
 
@@ -415,27 +417,27 @@ def _make_run_folder(root: Path, *, prefix: str) -> Path:
     return root / name
 
 
-def _draft(path: Path) -> Path:
+def _draft_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
 def is_locked(folder: Path) -> bool:
     """Return True if a process may have this run open."""
-    return locks.is_locked(folder / _LOCK) is not False
+    return locks.is_locked(folder / _LOCK_FILE) is not False
 
 
 def _try_lock(folder: Path) -> int | None:
     try:
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise ConfigError.in_file(folder, f"cannot be written: {error.strerror}") from None
-    if locks.take(lock):
+    if locks.try_lock(lock):
         return lock
     os.close(lock)
     return None
 
 
-def _show(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_show(part)}" for name, part in value.items())
+        return ", ".join(f"{name} {_format_value(part)}" for name, part in value.items())
     return "nothing" if value is None else str(value)

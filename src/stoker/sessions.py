@@ -22,10 +22,10 @@ import msgspec
 from stoker.contexts import payloads
 from stoker.manager.cli.ask import Observer
 from stoker.manager.cli.session_choice import FollowedSession
-from stoker.manager.executor.detached import JOINS
+from stoker.manager.executor.detached import SESSION_VARIABLE
 from stoker.manager.executor.new_sessions import KeptSession, kept_session
 from stoker.manager.live.clock import Clock
-from stoker.manager.live.session_policies import honoured_call_options, policy_in_words
+from stoker.manager.live.session_policies import describe_policies, honoured_call_options
 from stoker.protocol.calls import CallForecast, CallProgress, Features, ListedCall, ListedState
 from stoker.protocol.session import (
     WRITTEN_EVERY_S,
@@ -84,7 +84,7 @@ class ContextFacts(msgspec.Struct, frozen=True):
         return max(0, self.calls - self.loads)
 
     def since(self, before: ContextFacts) -> ContextFacts:
-        """Return these facts without the counts of earlier facts.
+        """Return these facts with only the counts that were added since earlier facts.
 
         Args:
             before: The earlier facts.
@@ -149,7 +149,7 @@ def policy_of(session: Session) -> str:
     Args:
         session: A loaded session.
     """
-    return policy_in_words(SessionFolder(session.folder))
+    return describe_policies(SessionFolder(session.folder))
 
 
 def honoured_by(session: Session) -> frozenset[str] | None:
@@ -175,7 +175,7 @@ def journal_trouble(status: Status) -> str:
 
 def joined_session() -> str:
     """Return the session that `stoker run --session` or the environment names, or an empty string."""
-    return os.environ.get(JOINS, "")
+    return os.environ.get(SESSION_VARIABLE, "")
 
 
 def sent_call(future: AppCallFuture) -> CallFuture | None:

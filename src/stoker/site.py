@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from stoker import site_options
-from stoker.site_options import asks_for_array, max_concurrent_array_tasks, refuse_control_characters
+from stoker.site_options import is_array_option, max_concurrent_array_tasks, refuse_control_characters
 
 
 class Size(int):
@@ -56,7 +56,7 @@ BASELINES = {
     "infless": "benchmarks/baselines/infless.py:infless",
     "elastic-flow": "benchmarks/baselines/elastic_flow.py:elastic_flow",
 }
-"""Maps each policy that only a clone of Stoker's repository has to its path."""
+"""Path of each policy that exists only in a clone of Stoker's repository, by name."""
 
 OWN_POLICY = re.compile(r"(?P<place>[^:\s][^:]*):(?P<name>[A-Za-z_]\w*)")
 """Pattern of a user's own policy: `module:class` or `file:class`."""
@@ -74,7 +74,7 @@ class ProvisioningName(enum.Enum):
     FIXED = "fixed"
     """Keep `init_blocks` blocks running, and replace lost blocks."""
     ONCE = "once"
-    """Submit `init_blocks` blocks once."""
+    """Submit `init_blocks` blocks, and do not replace lost blocks."""
 
 
 class EnvironmentKind(enum.Enum):
@@ -92,7 +92,7 @@ Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$")
 Ports = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{4,5}-[0-9]{4,5}$")]
 
 _BATCH = frozenset(ProviderKind) - {ProviderKind.LOCAL}
-_ONLY = {
+_KINDS_BY_SETTING = {
     "partition": frozenset({ProviderKind.SLURM}),
     "qos": frozenset({ProviderKind.SLURM}),
     "constraint": frozenset({ProviderKind.SLURM}),
@@ -106,8 +106,8 @@ _ONLY = {
     "cores": _BATCH,
     "memory": _BATCH,
 }
-"""Maps a setting to the only provider kinds that accept it."""
-EXCLUDES_NODES = frozenset({ProviderKind.SLURM, ProviderKind.CONDOR})
+"""Provider kinds that accept a setting, for settings that other kinds refuse."""
+KINDS_THAT_EXCLUDE_NODES = frozenset({ProviderKind.SLURM, ProviderKind.CONDOR})
 
 
 def node_exclusion_warning(kind: ProviderKind) -> str:
@@ -150,8 +150,8 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     probe_nodes_s: Duration = msgspec.field(default=Duration(3600.0), name="probe_nodes")
 
     def __post_init__(self) -> None:
-        refuse_control_characters(self, of_several_lines=("worker_init",))
-        for setting, kinds in _ONLY.items():
+        refuse_control_characters(self, multiline_fields=("worker_init",))
+        for setting, kinds in _KINDS_BY_SETTING.items():
             value = getattr(self, "memory_bytes" if setting == "memory" else setting)
             if value and self.kind not in kinds:
                 meant = ", ".join(sorted(kind.value for kind in kinds))
@@ -172,18 +172,18 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not 1 <= self.probe_nodes_s <= 7 * 86400:
             raise ValueError("probe_nodes must be between 1 s and 7 d")
         for line in self.options:
-            if self.kind in _NO_ARRAYS and asks_for_array(line):
+            if self.kind in _NO_ARRAYS and is_array_option(line):
                 raise ValueError(
                     f"options has {line}: a block of {self.kind.value} is not a job array; raise max_blocks instead"
                 )
-            if why := site_options.why_option_refused(self.kind.value, line):
+            if why := site_options.explain_refused_option(self.kind.value, line):
                 raise ValueError(f"options has {line}: {why}")
         line, why = site_options.find_refused_worker_init_line(self.kind.value, self.worker_init)
         if why:
             raise ValueError(f"worker_init has {line}: {why}")
 
     @property
-    def pilots(self) -> int:
+    def pilots_per_block(self) -> int:
         """Number of pilots per block: one per node. In a job array, one per node of each task."""
         return self.nodes * (max_concurrent_array_tasks(self.options) if self.kind is ProviderKind.SLURM else 1)
 
@@ -207,7 +207,7 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a node that a pilot uses, and limits for the number of blocks.
 
     `probe_every_s`: time between probes of devices (0: only at the pilot's start). `gpu_cores`: CPU cores reserved for
-    each GPU if `mixed` is True.
+    each GPU if `offers_gpus_and_cpus` is True.
     """
 
     devices: Devices = "auto"
@@ -222,7 +222,7 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu_cores: Annotated[int, msgspec.Meta(ge=1, le=1000)] = GPU_CORES
 
     @property
-    def mixed(self) -> bool:
+    def offers_gpus_and_cpus(self) -> bool:
         """True if a pilot offers GPUs and also spare CPU cores."""
         return self.devices.startswith("gpu+")
 
@@ -301,13 +301,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if value or setting == "name":
                 check_policy_name(value, setting=setting)
 
-    def idle_release_s(self, *, kept: bool) -> float:
+    def idle_release_s(self, *, outlives_programs: bool) -> float:
         """Return the seconds after which an idle block is released.
 
         Args:
-            kept: True if the session continues when programs end.
+            outlives_programs: True if the session continues when programs end.
         """
-        return float(self.idle_s) or (1800.0 if kept else 120.0)
+        return float(self.idle_s) or (1800.0 if outlives_programs else 120.0)
 
 
 def check_policy_name(name: str, *, setting: str) -> None:
@@ -398,7 +398,7 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 'kind = "packed"'
             )
         provider, kept = self.provider, self.provider.gpu_count * self.pilot.gpu_cores
-        if self.pilot.mixed and 0 < provider.cores <= kept:
+        if self.pilot.offers_gpus_and_cpus and 0 < provider.cores <= kept:
             raise ValueError(
                 f'provider: cores = {provider.cores} leave no core for the CPU devices of "{self.pilot.devices}",'
                 f" because [pilot] gpu_cores = {self.pilot.gpu_cores} reserves cores for each GPU; ask for at"

@@ -15,7 +15,7 @@ from typing import Any
 # ---- options that Stoker sets itself
 
 
-MARKS = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB", "grid_engine": "#$"}
+OPTION_PREFIXES = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB", "grid_engine": "#$"}
 """Prefix of an option line in a submit script, by batch system."""
 _NAME = "Stoker finds jobs by the names that it sets"
 _FOLDER = "Stoker finds jobs by their folder; [pilot] scratch sets the folder for files of pilots"
@@ -39,7 +39,7 @@ _PBS_SHORT = {
 }  # fmt: skip
 _FLAGS = {"slurm": "HIOQVWhksv", "pbs": "IVXfhz"}
 """Short options that take no value. More options may follow in the same word, as in `-HJname`."""
-_WORDS = {
+_WORD_OPTIONS = {
     "lsf": {
         "-J": _NAME, "-cwd": _FOLDER, "-outdir": _OUTPUT, "-o": _OUTPUT, "-oo": _OUTPUT, "-e": _OUTPUT, "-eo": _OUTPUT,
         "-K": _ANSWER, "-I": _ANSWER, "-Ip": _ANSWER, "-Is": _ANSWER, "-IS": _ANSWER, "-ISp": _ANSWER,
@@ -50,7 +50,7 @@ _WORDS = {
         "-verify": _ANSWER, "-terse": _ANSWER, "-clear": _NAME, "-C": _PROGRAM, "-@": _NAME,
     },
 }  # fmt: skip
-_LSF_ATTACHED = ("-J", "-cwd", "-outdir", "-oo", "-o", "-eo", "-e", "-Jd", "-env", "-eptl", "-ext")
+_LSF_ATTACHED_VALUE_OPTIONS = ("-J", "-cwd", "-outdir", "-oo", "-o", "-eo", "-e", "-Jd", "-env", "-eptl", "-ext")
 """LSF options that accept a value in the same word, as in `-Jname`. The last four are allowed, but begin like refused
 options."""
 _CONDOR = {
@@ -62,26 +62,26 @@ _PBS_WAITS = re.compile(r"block\s*=\s*[t1y]", re.IGNORECASE)
 _CONDOR_KEY = re.compile(r"\s*(?:\+|my\.)?(\w+)\s*=", re.IGNORECASE)
 
 
-def why_option_refused(kind: str, line: str) -> str:
+def explain_refused_option(kind: str, line: str) -> str:
     """Return why a line of `options` is refused, or an empty text."""
     if kind == "condor":
         key = _CONDOR_KEY.match(line)
-        return _refusal_text(key[1], _CONDOR[key[1].lower()]) if key and key[1].lower() in _CONDOR else ""
-    if kind not in MARKS:
+        return _format_refusal(key[1], _CONDOR[key[1].lower()]) if key and key[1].lower() in _CONDOR else ""
+    if kind not in OPTION_PREFIXES:
         return ""
     if line.startswith("#"):
-        if not line.startswith(MARKS[kind]):
+        if not line.startswith(OPTION_PREFIXES[kind]):
             return ""  # the line is a comment
-        line = line.removeprefix(MARKS[kind])
-    return next((_refusal_text(word, why) for word, why in _refused_options(kind, _words(line))), "")
+        line = line.removeprefix(OPTION_PREFIXES[kind])
+    return next((_format_refusal(word, why) for word, why in _iter_refused_options(kind, _split_words(line))), "")
 
 
 def find_refused_worker_init_line(kind: str, text: str) -> tuple[str, str]:
     """Return the first line of `worker_init` that has an option set by Stoker, and why this line is refused. (Slurm and
     PBS ignore options after the first command.)
     """
-    for line in text.splitlines() if kind in MARKS else ():
-        if line.startswith(MARKS[kind]) and (why := why_option_refused(kind, line)):
+    for line in text.splitlines() if kind in OPTION_PREFIXES else ():
+        if line.startswith(OPTION_PREFIXES[kind]) and (why := explain_refused_option(kind, line)):
             return line, why
         if kind in _FLAGS and line.strip() and not line.startswith("#"):
             break
@@ -92,8 +92,8 @@ def split_worker_init(kind: str, text: str) -> tuple[tuple[str, ...], str]:
     """Return the option lines at the start of `worker_init`, and the text without these lines."""
     lines = text.splitlines(keepends=True)
     first = next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
-    options = [line for line in lines[:first] if line.startswith(MARKS[kind])]
-    rest = [line for line in lines[:first] if not line.startswith(MARKS[kind])]
+    options = [line for line in lines[:first] if line.startswith(OPTION_PREFIXES[kind])]
+    rest = [line for line in lines[:first] if not line.startswith(OPTION_PREFIXES[kind])]
     return tuple(line.strip() for line in options), "".join((*rest, *lines[first:]))
 
 
@@ -101,9 +101,9 @@ def slurm_excluded_nodes(options: Iterable[str]) -> str:
     """Return the value of the last `--exclude` or `-x` (empty: none)."""
     value = ""
     for line in options:
-        if line.startswith("#") and not line.startswith(MARKS["slurm"]):
+        if line.startswith("#") and not line.startswith(OPTION_PREFIXES["slurm"]):
             continue
-        words = _words(line.removeprefix(MARKS["slurm"]))
+        words = _split_words(line.removeprefix(OPTION_PREFIXES["slurm"]))
         for number, word in enumerate(words):
             name, sign, given = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
             # sbatch accepts any prefix of an option's name, but a prefix up to `--exclu` could also mean --exclusive.
@@ -112,23 +112,23 @@ def slurm_excluded_nodes(options: Iterable[str]) -> str:
     return value
 
 
-def _refusal_text(option: str, why: str) -> str:
+def _format_refusal(option: str, why: str) -> str:
     return f"{option} is not allowed in a site file: {why}; remove it"
 
 
-def _refused_options(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
+def _iter_refused_options(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
     for number, word in enumerate(words):
-        if kind in _WORDS:
-            attached = [option for option in _LSF_ATTACHED if kind == "lsf" and word.startswith(option)]
+        if kind in _WORD_OPTIONS:
+            attached = [option for option in _LSF_ATTACHED_VALUE_OPTIONS if kind == "lsf" and word.startswith(option)]
             option = max(attached, key=len, default=word)
-            if option in _WORDS[kind]:
-                yield option, _WORDS[kind][option]
+            if option in _WORD_OPTIONS[kind]:
+                yield option, _WORD_OPTIONS[kind][option]
             if kind == "grid_engine" and words[number : number + 2] in (["-w", "v"], ["-w", "p"]):
                 yield f"-w {words[number + 1]}", _ANSWER
             continue
         if kind == "slurm" and word.startswith("--"):
             name = word[2:].partition("=")[0]
-            # sbatch accepts a prefix of an option's name.
+            # sbatch accepts a prefix of an option's name, so refuse every prefix of a forbidden option.
             yield from ((f"--{name}", why) for long, why in _SLURM_LONG.items() if name and long.startswith(name))
         elif word.startswith("-"):
             own: Mapping[str, str] = _SLURM_SHORT if kind == "slurm" else _PBS_SHORT
@@ -141,12 +141,12 @@ def _refused_options(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
                 yield "-W block", _ANSWER
 
 
-def _words(line: str) -> list[str]:
+def _split_words(line: str) -> list[str]:
     lexer = shlex.shlex(line, posix=True)
     lexer.whitespace_split = True
     try:
         return list(lexer)
-    except ValueError:  # a quote is not closed
+    except ValueError:  # the line has an open quote
         return line.split()
 
 
@@ -160,7 +160,7 @@ _OTHER_ARRAYS = re.compile(r"^(?:#\S+\s+)?(?:-J\s+\d|-J\s+\S*\[\d|-t\s+\d)")
 
 
 def max_concurrent_array_tasks(options: Sequence[str]) -> int:
-    """Return how many tasks of the last `--array` may run at once; 1 without an array."""
+    """Return how many tasks of a job array may run at once; 1 without `--array`. The last `--array` counts."""
     given = [found for line in options for found in _SLURM_ARRAY.findall(line)]
     if not given:
         return 1
@@ -169,7 +169,7 @@ def max_concurrent_array_tasks(options: Sequence[str]) -> int:
     return max(1, min(count, int(most)) if most.isdecimal() and int(most) else count)
 
 
-def asks_for_array(option: str) -> bool:
+def is_array_option(option: str) -> bool:
     return _OTHER_ARRAYS.search(option.replace('"', "").replace("'", "")) is not None
 
 
@@ -185,12 +185,12 @@ def _count_array_tasks(part: str) -> int:
 # ---- control characters: a line break would start a new line of a submit script
 
 
-def refuse_control_characters(settings: Any, *, of_several_lines: Sequence[str] = ()) -> None:
+def refuse_control_characters(settings: Any, *, multiline_fields: Sequence[str] = ()) -> None:
     """Raise ValueError if a text in the struct `settings` contains a control character. Fields named in
-    `of_several_lines` may contain line breaks and tabs."""
+    `multiline_fields` may contain line breaks and tabs."""
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
-        allowed = "\n\t" if name in of_several_lines else ""
+        allowed = "\n\t" if name in multiline_fields else ""
         for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
             kinds = ((each, unicodedata.category(each)) for each in text if each not in allowed)
             found = next((each for each, kind in kinds if kind in ("Cc", "Cs", "Zl", "Zp")), "")

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from stoker.config import read_unit
-from stoker.config_errors import did_you_mean, line_of, parse_toml, read_toml
+from stoker.config_errors import find_setting_line, parse_toml, read_toml, suggest_similar_name
 from stoker.errors import ConfigError
 
 __all__ = ["nearest", "parse_toml", "read_struct", "refuse_unknown", "setting_error"]
@@ -48,7 +48,7 @@ def setting_error(problem: str, *path: str, text: str, file: str) -> ConfigError
         file: The file's name.
     """
     table = f"[{'.'.join(path[:-1])}] " if path[:-1] else ""
-    return ConfigError.in_file(file, f"{table}{problem}", line=line_of(path, text), key=path[-1])
+    return ConfigError.in_file(file, f"{table}{problem}", line=find_setting_line(path, text), key=path[-1])
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -59,7 +59,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
         known: The known names.
     """
     names = list(known)
-    hint = did_you_mean(name, names, otherwise=f"known: {', '.join(names)}" if names else "")
+    hint = suggest_similar_name(name, names, otherwise=f"known: {', '.join(names)}" if names else "")
     return f"; {hint}" if hint else ""
 
 

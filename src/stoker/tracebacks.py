@@ -17,22 +17,22 @@ from typing import Any
 
 from stoker.errors import StokerError
 
-OF_A_CALL = "call c-"
+CALL_NOTE_PREFIX = "call c-"
 """Prefix of the note that Stoker adds to the exception of a call."""
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_APPS = os.path.join(_OURS, "apps") + os.sep
+_STOKER_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_APPS_FOLDER = os.path.join(_STOKER_FOLDER, "apps") + os.sep
 
 
 def install_traceback_hooks() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        trim(error)
+        remove_stoker_frames(error)
         before(kind, error, error.__traceback__ if trace is not None else None)
 
     if getattr(before, "__module__", "") != __name__:
         sys.excepthook = hook
-    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)  # None while IPython is being imported
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)  # missing during IPython's own import
     shell = get_shell() if get_shell is not None else None
     if shell is not None and not shell.custom_exceptions:  # keep a user's own handler
         shell.set_custom_exc((Exception,), _show_notebook_traceback)
@@ -42,7 +42,7 @@ def _show_notebook_traceback(
     shell: Any, kind: Any, error: BaseException, trace: Any, tb_offset: int | None = None
 ) -> None:
     del trace
-    trim(error)
+    remove_stoker_frames(error)
     shell.showtraceback((kind, error, error.__traceback__), tb_offset=tb_offset, running_compiled_code=True)
 
 
@@ -57,7 +57,7 @@ def user_traceback_lines(error: BaseException) -> list[str]:
     return "".join([*traceback.format_list(own), *traceback.format_exception_only(error)]).rstrip().splitlines()
 
 
-def trim(error: BaseException) -> None:
+def remove_stoker_frames(error: BaseException) -> None:
     """Remove Stoker's frames from the tracebacks of a user's error and of its causes."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
@@ -71,36 +71,40 @@ def trim(error: BaseException) -> None:
 
 
 def _is_user_error(error: BaseException) -> bool:
-    """Return True if Stoker raised the error for the user, or other code raised it."""
+    """Return True if Stoker raised the error on purpose, or if code outside Stoker raised the error."""
     notes = getattr(error, "__notes__", ())
-    if isinstance(error, StokerError | KeyboardInterrupt) or any(str(note).startswith(OF_A_CALL) for note in notes):
+    if isinstance(error, StokerError | KeyboardInterrupt) or any(
+        str(note).startswith(CALL_NOTE_PREFIX) for note in notes
+    ):
         return True
-    frames = [*_frames(error.__traceback__)]
-    return bool(frames) and not _is_ours(frames[-1])
+    frames = [*_iter_frames(error.__traceback__)]
+    return bool(frames) and not _is_stoker_frame(frames[-1])
 
 
 def _keep_user_frames(trace: TracebackType | None) -> TracebackType | None:
     parsl = sys.modules.get("parsl")
     theirs = os.path.dirname(str(parsl.__file__)) + os.sep if parsl is not None else "\0"
-    frames = [each for each in _frames(trace) if not _is_ours(each) and not _file_of(each).startswith(theirs)]
+    frames = [
+        each for each in _iter_frames(trace) if not _is_stoker_frame(each) and not _frame_file(each).startswith(theirs)
+    ]
     kept: TracebackType | None = None
     for each in reversed(frames):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return kept if frames else trace  # a traceback without user frames stays complete
 
 
-def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+def _iter_frames(trace: TracebackType | None) -> Iterator[TracebackType]:
     while trace is not None:
         yield trace
         trace = trace.tb_next
 
 
-def _is_ours(trace: TracebackType) -> bool:
-    file = _file_of(trace)
-    return file.startswith(_OURS) and not file.startswith(_APPS)
+def _is_stoker_frame(trace: TracebackType) -> bool:
+    file = _frame_file(trace)
+    return file.startswith(_STOKER_FOLDER) and not file.startswith(_APPS_FOLDER)
 
 
-def _file_of(trace: TracebackType) -> str:
+def _frame_file(trace: TracebackType) -> str:
     name = trace.tb_frame.f_code.co_filename
     try:
         return os.path.abspath(name)

@@ -76,7 +76,7 @@ def parse_seconds(text: str | int | float) -> float:
         UnitError: The duration is invalid, or lacks its unit.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
-        if not text >= 0:  # also for NaN
+        if not text >= 0:  # `not >=` also refuses NaN
             raise UnitError(f"{text} is not a duration: write a number of seconds, 0 or more")
         return float(text)
     rest, total = str(text).rstrip(), 0.0

@@ -17,7 +17,7 @@ _NAME_CHARACTERS = 200
 
 
 @contextmanager
-def draft_of(path: Path, *, draft: Path | None = None, sync: bool = False) -> Iterator[Path]:
+def draft_file(path: Path, *, draft: Path | None = None, sync: bool = False) -> Iterator[Path]:
     """Yield the path of a draft file. If the block succeeds, rename the draft to `path`. `draft`: a fixed draft path,
     for a file with one writer at a time. `sync`: True if the file must survive a crash of the host.
     """
@@ -37,7 +37,7 @@ def draft_of(path: Path, *, draft: Path | None = None, sync: bool = False) -> It
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = False) -> None:
     """Replace the content of a file atomically. After an OSError, the old file is unchanged."""
-    with draft_of(path, sync=sync) as draft:
+    with draft_file(path, sync=sync) as draft:
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             write_all(file, data)

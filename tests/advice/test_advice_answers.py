@@ -16,7 +16,7 @@ from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.manager.advice import estimating
-from stoker.manager.advice.answers import SIMILAR, Advisor, answer_until_closed, model_of
+from stoker.manager.advice.answers import SIMILAR, Advisor, answer_until_closed, find_advice_model
 from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.core.events import (
     AskAdvice,
@@ -30,7 +30,7 @@ from stoker.manager.core.events import (
     decode_answer,
     encode,
 )
-from stoker.manager.executor.session_files import ProgramSources
+from stoker.manager.executor.session_files import ProgramSourceStore
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId, PilotId, RecipeKey
 from stoker.protocol.session import SessionFolder, program_source_file
 
@@ -59,9 +59,9 @@ def score(context, texts, batch_size={batch}):
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SessionFolder:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    estimating.history.cache_clear()
+    estimating.open_history.cache_clear()
     folder = SessionFolder(tmp_path / "session")
-    folder.make()
+    folder.create_folders()
     return folder
 
 
@@ -82,18 +82,18 @@ def program(session: SessionFolder, tmp_path: Path) -> Program:
         text = file.read_text().replace("import torch\nfrom transformers import AutoModel\n", "AutoModel = None\n\n")
         exec(compile(text, str(file), "exec"), module.__dict__)
         recipe = RecipeFactory(module.load, {})(model)
-        ProgramSources(session.sources).leave(f"key-{name}", module.score, recipe)
+        ProgramSourceStore(session.sources).store_sources(f"key-{name}", module.score, recipe)
         return recipe, f"key-{name}"
 
     return run
 
 
 def ask_context(advisor: Advisor, recipe: Recipe) -> Any:
-    return advisor.answer(AskAdvice(OfContext(RecipeKey(recipe.key)), recipe.name))
+    return advisor.answer_question(AskAdvice(OfContext(RecipeKey(recipe.key)), recipe.name))
 
 
 def ask_function(advisor: Advisor, function: str, recipe: Recipe) -> Any:
-    return advisor.answer(AskAdvice(OfFunction(FunctionKey(function), RecipeKey(recipe.key)), "score"))
+    return advisor.answer_question(AskAdvice(OfFunction(FunctionKey(function), RecipeKey(recipe.key)), "score"))
 
 
 def measured(recipe: Recipe, *, load_s: float, run_s: float) -> None:
@@ -151,9 +151,9 @@ def test_missing_or_damaged_source_gives_no_answer(session: SessionFolder, progr
 
 
 def test_program_source_is_stored_once_with_at_most_200_functions(session: SessionFolder):
-    shelf = ProgramSources(session.sources)
+    shelf = ProgramSourceStore(session.sources)
     for number in range(300):
-        shelf.leave(f"k{number}", measured, BARE)
+        shelf.store_sources(f"k{number}", measured, BARE)
     assert len(list(session.sources.glob("*.json"))) == 200
     assert len(list(session.sources.glob("*.text"))) == 1
 
@@ -167,25 +167,25 @@ def test_failure_is_classified_by_its_log_section_and_exception(session: Session
     log.write_bytes(before + b"epoch 1\nKeyError: 'label'\n")
     about = OfFailure(PilotId("p1"), LibraryId(1), CallId(3))
     said = "KeyError: 'label'\nat /home/ana/run.py:12 in score"
-    answer = Advisor(session).answer(AskAdvice(about, "f", str(log), len(before), log.stat().st_size, said))
+    answer = Advisor(session).answer_question(AskAdvice(about, "f", str(log), len(before), log.stat().st_size, said))
     assert isinstance(answer.advice, VerdictAdvice)
     assert (answer.advice.kind, answer.advice.component) == ("user", "code")
-    gone = Advisor(session).answer(AskAdvice(about, "f", str(tmp_path / "gone.log"), said=said))
+    gone = Advisor(session).answer_question(AskAdvice(about, "f", str(tmp_path / "gone.log"), said=said))
     assert isinstance(gone.advice, VerdictAdvice)
     assert gone.advice.kind == "user"
-    assert Advisor(session).answer(AskAdvice(about, "f", said="")) is None
+    assert Advisor(session).answer_question(AskAdvice(about, "f", said="")) is None
 
 
 def test_slowdown_is_reported_as_a_share_of_the_best_step_rate(session: SessionFolder, tmp_path: Path):
     log, advisor = tmp_path / "lib-1.log", Advisor(session)
     question = AskAdvice(OfPace(LibraryId(1), CallId(3)), "f", str(log))
     log.write_text("".join(f"step {n}/1000 loss 0.5 10.0 it/s\n" for n in range(1, 60)))
-    fast = advisor.answer(question)
+    fast = advisor.answer_question(question)
     assert isinstance(fast.advice, PaceAdvice)
     assert (fast.advice.done, fast.advice.total, fast.advice.slowed) == (59.0, 1000.0, 0.0)
     with log.open("a") as file:
         file.write("".join(f"step {n}/1000 loss 0.5 5.0 it/s\n" for n in range(60, 160)))
-    slow = advisor.answer(question)
+    slow = advisor.answer_question(question)
     assert isinstance(slow.advice, PaceAdvice)
     assert slow.advice.slowed == pytest.approx(0.5, abs=0.05)
 
@@ -206,7 +206,7 @@ def test_language_model_of_the_site_fills_in_missing_facts(
     monkeypatch.setenv("MY_KEY", "sk-secret")
     endpoint.answer = lambda request, number: 'Final Answer: {"model": "bert-base", "task": "score"}'
     site(session, endpoint.url, key_variable="MY_KEY", tokens=20_000, time_limit="5 s")
-    model = model_of(session)
+    model = find_advice_model(session)
     assert (model.model, model.key_variable, model.tokens, model.time_limit_s) == ("fake", "MY_KEY", 20_000, 5.0)
     recipe, _ = program("mine")
     advisor = Advisor(session, endpoint=ModelEndpoint(model))
@@ -223,7 +223,7 @@ def test_hanging_language_model_is_given_up_at_its_time_limit(
     endpoint.answer = lambda request, number: endpoint.released.wait(30) and "too late"
     site(session, endpoint.url, time_limit="1 s")
     recipe, _ = program("mine")
-    advisor = Advisor(session, endpoint=ModelEndpoint(model_of(session)))
+    advisor = Advisor(session, endpoint=ModelEndpoint(find_advice_model(session)))
     assert ask_context(advisor, recipe) is None  # the history has no similar program
     facts = advisor._extract_facts_of_source(recipe.key)
     assert facts.known_facts()
@@ -231,11 +231,11 @@ def test_hanging_language_model_is_given_up_at_its_time_limit(
 
 
 def test_language_model_is_not_called_without_a_url(session: SessionFolder):
-    assert model_of(session) is None
+    assert find_advice_model(session) is None
     (session.sites / "here.toml").write_text('name = "here"\n')
-    assert model_of(session) is None
+    assert find_advice_model(session) is None
     (session.sites / "here.toml").write_text("name = ")
-    assert model_of(session) is None
+    assert find_advice_model(session) is None
 
 
 LINE = "trained {step}/4000: penalty {loss:.3f}, 250ms each\n"
@@ -254,17 +254,17 @@ def test_progress_query_does_not_wait_for_an_unknown_log_format(
     log = tmp_path / "lib-1.log"
     log.write_text("".join(LINE.format(step=step, loss=900 / step) for step in range(100, 140)))
     question = AskAdvice(OfPace(LibraryId(1), CallId(3)), "f", str(log))
-    advisor = Advisor(session, endpoint=ModelEndpoint(model_of(session)))
-    assert advisor.answer(question) is None
-    assert advisor.learned is not None
-    advisor.learned.result(60)
-    pace = advisor.answer(question)
+    advisor = Advisor(session, endpoint=ModelEndpoint(find_advice_model(session)))
+    assert advisor.answer_question(question) is None
+    assert advisor.learning is not None
+    advisor.learning.result(60)
+    pace = advisor.answer_question(question)
     assert isinstance(pace.advice, PaceAdvice)
     assert (pace.advice.done, pace.advice.total, pace.advice.per_s) == (139.0, 4000.0, pytest.approx(4.0))
-    later = Advisor(session, endpoint=ModelEndpoint(model_of(session))).answer(question)
+    later = Advisor(session, endpoint=ModelEndpoint(find_advice_model(session))).answer_question(question)
     assert later.advice == pace.advice
     assert len(endpoint.asked) == 1
-    assert Advisor(session).answer(question) is None
+    assert Advisor(session).answer_question(question) is None
 
 
 def test_hanging_language_model_does_not_delay_a_certain_verdict(session: SessionFolder, endpoint: FakeEndpoint):
@@ -272,7 +272,7 @@ def test_hanging_language_model_does_not_delay_a_certain_verdict(session: Sessio
     site(session, endpoint.url, time_limit="60 s")
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, its:
-        advisor = Advisor(session, endpoint=ModelEndpoint(model_of(session)))
+        advisor = Advisor(session, endpoint=ModelEndpoint(find_advice_model(session)))
         thread = threading.Thread(target=answer_until_closed, args=(its, advisor), daemon=True)
         thread.start()
         for call, said in enumerate(("storaged: a lease failed", FULL_DISK)):
@@ -293,9 +293,9 @@ def test_language_model_judges_an_uncertain_failure(session: SessionFolder, endp
     said = "storaged: a lease failed"
     endpoint.answer = lambda request, number: f'{{"line": "{said}", "cause": "framework", "component": "none"}}'
     site(session, endpoint.url)
-    advisor = Advisor(session, endpoint=ModelEndpoint(model_of(session)))
+    advisor = Advisor(session, endpoint=ModelEndpoint(find_advice_model(session)))
     question = AskAdvice(OfFailure(PilotId("p1"), LibraryId(1), CallId(3)), "f", said=said)
-    first = advisor.answer(question)
+    first = advisor.answer_question(question)
     assert advisor.needs_model_opinion(first)
     assert not Advisor(session).needs_model_opinion(first)
     assert endpoint.asked == []

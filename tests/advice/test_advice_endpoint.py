@@ -11,7 +11,7 @@ from stoker.manager.advice.endpoint import (
     ModelEndpoint,
     parse_first_json_object,
 )
-from stoker.manager.cli.doctor_machine import Level
+from stoker.manager.cli.doctor_machine import FindingLevel
 from stoker.manager.cli.doctor_site import check_advice_endpoint
 from stoker.site import Advice, Site
 
@@ -62,17 +62,17 @@ def site(url: str, **settings: str) -> Site:
 def test_doctor_reports_whether_the_endpoint_has_the_model(endpoint: FakeEndpoint):
     assert list(check_advice_endpoint(Site())) == []
     (well,) = check_advice_endpoint(site(endpoint.url))
-    assert (well.level, well.text) == (Level.OK, f"advice may ask fake at {endpoint.url}")
+    assert (well.level, well.text) == (FindingLevel.OK, f"advice may ask fake at {endpoint.url}")
     (other,) = check_advice_endpoint(site(endpoint.url, model="large"))
-    assert (other.level, other.fix) == (Level.WARN, "fix [advice] model: the endpoint serves fake")
+    assert (other.level, other.fix) == (FindingLevel.WARN, "fix [advice] model: the endpoint serves fake")
 
 
 def test_doctor_reports_that_an_endpoint_does_not_answer(endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("THE_KEY", raising=False)
     endpoint.status = 404
     (found,) = check_advice_endpoint(site(endpoint.url))
-    assert found.level is Level.WARN
-    assert "advice comes from rules: it answered with status 404" in found.text
+    assert found.level is FindingLevel.WARN
+    assert "advice comes from rules: the endpoint answered with status 404" in found.text
     unset, down = check_advice_endpoint(site("http://127.0.0.1:9/v1", key_variable="THE_KEY"))
     assert unset.fix == "export THE_KEY=KEY, where `stoker up` runs"
     assert "ConnectError" in down.text

@@ -11,7 +11,7 @@ import pytest
 from stoker.contexts.performance import PerformanceStore
 from stoker.manager.advice import similar
 from stoker.manager.advice.estimating import Estimator, MeasuredSample, fit_effects, merge_loader_facts, usual_exponent
-from stoker.manager.advice.similar import SourceHistory, TermTable, terms_of_facts
+from stoker.manager.advice.similar import SourceHistory, TermTable, make_fact_terms
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 
@@ -46,8 +46,10 @@ class World:
         self.estimator = Estimator(self.history, self.performance.estimates)
 
     def ran(self, recipe: str, *, steps: int, run_s: float, kind: str = "cpu", width: int = 64) -> None:
-        self.history.remember(recipe, loader_facts(width), name=f"{recipe}-name")
-        self.history.remember(recipe, function_facts(steps=steps, width=width), function="run", name=f"{recipe}-name")
+        self.history.store_facts(recipe, loader_facts(width), name=f"{recipe}-name")
+        self.history.store_facts(
+            recipe, function_facts(steps=steps, width=width), function="run", name=f"{recipe}-name"
+        )
         self.performance.record_load(
             recipe, kind=kind, load_s=width / 64, resident_bytes=width * 1000, peak_bytes=width * 2000
         )
@@ -115,9 +117,11 @@ def test_missing_estimate_has_a_reason(world: World):
 
 def test_different_sizes_of_a_model_count_as_similar():
     def row(name: str) -> dict[str, float]:
-        return terms_of_facts(WorkloadFacts(model=SourceFact(name, 1.0)))
+        return make_fact_terms(WorkloadFacts(model=SourceFact(name, 1.0)))
 
-    small, other = TermTable([row("SmolLM2-360M"), row("bert-base")], idf=False).cosines(row("SmolLM2-1.7B"))
+    small, other = TermTable([row("SmolLM2-360M"), row("bert-base")], idf=False).cosine_similarities(
+        row("SmolLM2-1.7B")
+    )
     assert small > 0.15 > other
 
 
@@ -142,17 +146,17 @@ FACTS = WorkloadFacts(model=SourceFact("gpt2", 0.9), text="run()", same="abc")
 def test_unreadable_history_row_is_skipped(tmp_path: Path):
     path = tmp_path / "sources.sqlite"
     history = SourceHistory(path)
-    history.remember("good", FACTS)
-    history.remember("bad", FACTS)
+    history.store_facts("good", FACTS)
+    history.store_facts("bad", FACTS)
     with sqlite3.connect(path) as db:
         db.execute("UPDATE sources SET facts = x'7b22' WHERE recipe = 'bad'")
     db.close()
-    assert [row.recipe for row in history.rows()] == ["good"]
+    assert [row.recipe for row in history.read_rows()] == ["good"]
 
 
 def test_oldest_history_rows_are_deleted_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(similar, "MOST_ROWS", 3)
     history = SourceHistory(tmp_path / "sources.sqlite")
     for number in range(6):
-        history.remember(f"r{number}", FACTS, function="run")
-    assert len(history.rows()) == 4
+        history.store_facts(f"r{number}", FACTS, function="run")
+    assert len(history.read_rows()) == 4

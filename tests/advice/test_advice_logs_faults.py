@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.manager.advice.logs import Fault, FaultKind, classify, locate
-from stoker.manager.advice.logs.classifier import features
+from stoker.manager.advice.logs import Fault, FaultKind, classify_failure, locate_failure
+from stoker.manager.advice.logs.classifier import extract_features
 
 GOOD = [f"step {step} loss {1 / (step + 1):.4f}" for step in range(100)]
 IN_USERS_CODE = ["Traceback (most recent call last):", '  File "/home/ada/train.py", line 9, in <module>', "    main()"]
@@ -14,9 +14,9 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. GPU 
 
 
 def verdict(*lines: str) -> Fault:
-    located = locate([*GOOD, *lines])
+    located = locate_failure([*GOOD, *lines])
     assert located is not None
-    fault = classify(located)
+    fault = classify_failure(located)
     assert fault.proof
     assert all(line.number > len(GOOD) for line in fault.proof)
     assert 0 <= fault.sure <= 1
@@ -83,9 +83,9 @@ def test_job_cancelled_after_a_failed_rank_is_judged_by_that_rank():
     ],
 )
 def test_failure_features_include_errno_origin_and_exception_family(line: str, sign: str):
-    located = locate([*GOOD, line])
+    located = locate_failure([*GOOD, line])
     assert located is not None
-    assert sign in features(located)
+    assert sign in extract_features(located)
 
 
 def test_secrets_are_masked_in_displayed_lines():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.manager.advice.logs import Fault, classify, locate
+from stoker.manager.advice.logs import Fault, classify_failure, locate_failure
 from stoker.manager.advice.logs.reading import LONGEST_BYTES, read_log_blocks
 
 TRACEBACK = b"Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 4, in main\nKeyError: 'label'\n"
@@ -20,12 +20,12 @@ MOST_BYTES = 24 << 20
 
 
 def verdict(source: object) -> Fault | None:
-    located = locate(source)  # type: ignore[arg-type]
+    located = locate_failure(source)  # type: ignore[arg-type]
     if located is None:
         return None
-    fault = classify(located)
+    fault = classify_failure(located)
     assert fault.proof
-    for line in (*located.window, *located.signs, *located.traceback, *fault.proof):
+    for line in (*located.window, *located.error_lines, *located.traceback, *fault.proof):
         line.text.encode()  # `encode` raises an error for a lone surrogate
         assert len(line.text) <= LONGEST_BYTES
     return fault

@@ -11,9 +11,15 @@ from advice.fake_endpoint import KILLED, FakeEndpoint
 
 from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.advice.judging import diagnose_failed_call
-from stoker.manager.advice.logs import Fault, FaultKind, Located, LogLine, classify, locate
-from stoker.manager.advice.logs.opinion import ALONE, BY_MODEL, DOUBTED, excerpt_for_model, second_opinion
-from stoker.manager.policies.reactions import SURE
+from stoker.manager.advice.logs import Fault, FaultKind, LocatedFailure, LogLine, classify_failure, locate_failure
+from stoker.manager.advice.logs.opinion import (
+    BLAMED_BY_MODEL,
+    OPINION_BELOW,
+    SURE_IF_CONTRADICTED,
+    ask_second_opinion,
+    choose_excerpt_lines,
+)
+from stoker.manager.policies.reactions import LEAST_CERTAINTY
 from stoker.site import Advice
 
 pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
@@ -23,18 +29,18 @@ LOG = "epoch 1\nepoch 2\n" + ODD + "\n"
 INFRASTRUCTURE = {"line": ODD, "cause": "infrastructure", "component": "network"}
 
 
-def doubted() -> tuple[Located, Fault]:
-    located = locate(LOG)
+def doubted() -> tuple[LocatedFailure, Fault]:
+    located = locate_failure(LOG)
     assert located is not None
-    fault = classify(located)
-    assert fault.sure < DOUBTED, "these tests need a failure that the rules doubt"
+    fault = classify_failure(located)
+    assert fault.sure < OPINION_BELOW, "these tests need a failure that the rules doubt"
     return located, fault
 
 
 def asked(endpoint: FakeEndpoint, **settings: Any) -> Fault:
     located, fault = doubted()
     model = Advice(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings})
-    return second_opinion(located, fault, ModelEndpoint(model))
+    return ask_second_opinion(located, fault, ModelEndpoint(model))
 
 
 def says(answer: object) -> Callable[[dict[str, Any], int], object]:
@@ -46,7 +52,7 @@ def test_language_model_decides_the_cause_if_it_quotes_a_log_line(endpoint: Fake
         endpoint.answer = says({"line": "storaged: a lease", "cause": kind, "component": "network"})
         found = asked(endpoint)
         assert (found.kind, found.component) == (FaultKind(kind), component)
-        assert found.means == f"{BY_MODEL}: {ODD}"
+        assert found.means == f"{BLAMED_BY_MODEL}: {ODD}"
         assert LogLine(3, ODD) in found.proof
 
 
@@ -56,9 +62,9 @@ def test_language_model_alone_cannot_quarantine_a_pilot(endpoint: FakeEndpoint):
     for kind in FaultKind:
         endpoint.answer = says({**INFRASTRUCTURE, "cause": kind.value})
         sure[kind] = asked(endpoint).sure
-    assert sure[fault.kind] >= SURE, "the rules and the model agree"
-    assert {sure[kind] for kind in FaultKind if kind is not fault.kind} == {ALONE}
-    assert ALONE < SURE
+    assert sure[fault.kind] >= LEAST_CERTAINTY, "the rules and the model agree"
+    assert {sure[kind] for kind in FaultKind if kind is not fault.kind} == {SURE_IF_CONTRADICTED}
+    assert SURE_IF_CONTRADICTED < LEAST_CERTAINTY
 
 
 @pytest.mark.parametrize(
@@ -95,11 +101,11 @@ def test_verdict_is_unchanged_if_the_language_model_fails(endpoint: FakeEndpoint
 def test_only_uncertain_call_failures_are_sent_to_the_model():
     heard: list[Fault] = []
 
-    def opinion(located: Located, fault: Fault) -> Fault:
+    def opinion(located: LocatedFailure, fault: Fault) -> Fault:
         heard.append(fault)
         return fault
 
-    assert diagnose_failed_call("OSError: [Errno 28] No space left on device", opinion=opinion).sure >= DOUBTED
+    assert diagnose_failed_call("OSError: [Errno 28] No space left on device", opinion=opinion).sure >= OPINION_BELOW
     assert heard == []
     assert diagnose_failed_call(ODD, opinion=opinion) == diagnose_failed_call(ODD)
     assert len(heard) == 1
@@ -107,9 +113,9 @@ def test_only_uncertain_call_failures_are_sent_to_the_model():
 
 def test_log_excerpt_is_short_and_masks_secrets():
     noise = "".join(f"storaged {'abcdefghij'[at]}: it failed; password=hunter{at}22 {'x' * 500}\n" for at in range(10))
-    located = locate(LOG + noise)
+    located = locate_failure(LOG + noise)
     assert located is not None
-    lines = excerpt_for_model(located)
+    lines = choose_excerpt_lines(located)
     text = "\n".join(line.text for line in lines)
     assert ODD in text
     assert "hunter" not in text

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers.schedmate.metric_formats import FORMATS, HEADERS, noise, run
-from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, MetricTracker, slowdown
-from stoker.manager.advice.metrics.lines import stated_totals
-from stoker.manager.advice.metrics.tracker import LOOK_BYTES, newest_lines
+from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, MetricTracker, compute_slowdown
+from stoker.manager.advice.metrics.lines import read_stated_totals
+from stoker.manager.advice.metrics.tracker import TAIL_BYTES, read_newest_lines
 
 
 def track(lines: Iterable[str], **totals: float) -> LoggedProgress:
@@ -45,7 +45,7 @@ def test_metrics_of_each_known_format_are_found_among_other_lines(form: str):
         lines += noise(chance)[:5] if chance.random() < 0.3 else []
         lines.append(line)
     header = HEADERS.get(form)
-    found = track(lines, **(stated_totals(line for _, line in log.lines[:9]) if header else {}))
+    found = track(lines, **(read_stated_totals(line for _, line in log.lines[:9]) if header else {}))
     assert found.loss == pytest.approx(log.values["loss"], rel=0.02)
     wanted = log.values["overall_step"] if "overall_step" in asked else log.values["step"]
     wanted *= log.values["batch"] if "samples_done" in asked else 1
@@ -126,14 +126,14 @@ def test_log_without_metrics_has_no_progress():
 
 def test_slowdown_is_the_lost_share_of_the_earlier_rate():
     before, slower = (track(bar(done, 200, rate=rate) for done in range(1, 40)) for rate in (4.0, 2.5))
-    assert slowdown(before, slower) == pytest.approx(0.375)
-    assert slowdown(None, slower) is None
-    assert slowdown(before, None) is None
+    assert compute_slowdown(before, slower) == pytest.approx(0.375)
+    assert compute_slowdown(None, slower) is None
+    assert compute_slowdown(before, None) is None
 
 
 def newest(path: Path, **settings: int) -> list[str]:
     with path.open("rb") as file:
-        return list(newest_lines(file.fileno(), path.stat().st_size, **settings))
+        return list(read_newest_lines(file.fileno(), path.stat().st_size, **settings))
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_lines_across_read_blocks_are_joined(log: Path, length: int):
     log.write_text("\n".join(lines) + "\n")
     kept = newest(log)
     assert kept == lines[::-1][: len(kept)]
-    assert len(kept) >= min(len(lines), LOOK_BYTES // (len(lines[0]) + 1)) - 1
+    assert len(kept) >= min(len(lines), TAIL_BYTES // (len(lines[0]) + 1)) - 1
 
 
 def test_line_of_100_mb_and_binary_output_have_bounded_cost(log: Path):

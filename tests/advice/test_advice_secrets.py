@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.manager.advice.secrets import masked
+from stoker.manager.advice.secrets import mask_secrets
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from stoker.manager.advice.secrets import masked
     ],
 )
 def test_secret_is_masked_and_other_text_is_kept(line: str, secret: str):
-    shown = masked(line)
+    shown = mask_secrets(line)
     assert secret not in shown
     assert "***" in shown
     assert shown[:3] == line[:3]
@@ -41,4 +41,4 @@ def test_secret_is_masked_and_other_text_is_kept(line: str, secret: str):
     ],
 )
 def test_text_that_only_resembles_a_secret_is_not_masked(line: str):
-    assert masked(line) == line
+    assert mask_secrets(line) == line

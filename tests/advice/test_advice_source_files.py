@@ -178,10 +178,10 @@ def test_number_of_files_and_import_depth_are_bounded(tmp_path: Path, monkeypatc
     monkeypatch.setattr(reading, "DEEPEST_CALLS", 20)
     assert facts_of(folder).batch_size is not None
     monkeypatch.setattr(reading, "MOST_FILES", 5)
-    assert "5 files were read already" in facts_of(folder).notes[0]
+    assert "the limit of 5 files is reached" in facts_of(folder).notes[0]
     monkeypatch.setattr(reading, "MOST_BYTES", 100)
     found = facts_of(folder)
-    assert "were read already" in found.notes[0]
+    assert "of source is reached" in found.notes[0]
 
 
 def test_imported_modules_are_not_read_without_source_folders(tmp_path: Path):

@@ -17,8 +17,8 @@ from free_port import keep_port, listen_at
 from polling import PATIENCE_S
 
 import stoker
-from stoker.manager.executor.client import Link
-from stoker.manager.executor.processes import make_folder
+from stoker.manager.executor.client import ClientLink
+from stoker.manager.executor.processes import create_session_folder
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.session import SessionFile, SessionFolder
@@ -85,7 +85,7 @@ class Router:
         """Close the connection but keep the port reserved, to imitate a killed manager."""
         self.socket.close(0)
 
-    def break_connection(self, link: Link) -> None:
+    def break_connection(self, link: ClientLink) -> None:
         self.hang_up()
         until(lambda: not link._joined.is_set())
         self.frames.clear()
@@ -133,21 +133,21 @@ class Router:
 @pytest.fixture
 def router(tmp_path: Path) -> Iterator[Router]:
     folder = SessionFolder(tmp_path / "session")
-    make_folder(folder)
+    create_session_folder(folder)
     router = Router(folder)
     yield router
     router.close()
 
 
 @pytest.fixture
-def unwelcomed(router: Router) -> Iterator[Link]:
-    link = Link(router.folder)
+def unwelcomed(router: Router) -> Iterator[ClientLink]:
+    link = ClientLink(router.folder)
     yield link
     link.close()
 
 
 @pytest.fixture
-def link(router: Router, unwelcomed: Link) -> Link:
+def link(router: Router, unwelcomed: ClientLink) -> ClientLink:
     router.welcome()
     unwelcomed.wait_joined(PATIENCE_S)
     return unwelcomed

@@ -20,10 +20,20 @@ from stoker import errors
 from stoker.contexts import payloads
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.executor import blocks, executor, failures
-from stoker.manager.executor.options import SpecificationError, Wants, parse_call_specification, read_parsl_spec
-from stoker.manager.executor.prepared import AppWants, Preparer, bare, inline_or_store_arguments
-from stoker.manager.executor.session_files import LargeArguments
-from stoker.protocol.calls import CallEnd, Failure, FailureKind, Features, Printed
+from stoker.manager.executor.options import (
+    CallRequirements,
+    SpecificationError,
+    parse_call_specification,
+    read_parsl_spec,
+)
+from stoker.manager.executor.prepared import (
+    AppSpecification,
+    FunctionPreparer,
+    inline_or_store_arguments,
+    without_error_wrapper,
+)
+from stoker.manager.executor.session_files import LargeArgumentFiles
+from stoker.protocol.calls import CallEnd, Failure, FailureKind, Features, OutputRange
 
 
 def load_model(path, *, size=1):
@@ -69,7 +79,7 @@ def test_resource_specification_sets_every_supported_option():
 
 
 def test_app_options_set_the_latency_objectives_of_its_calls():
-    objective = stoker.app(ttft="300 ms", tpot=0.05, latency="2 s")(double).specification.wants.options.objective
+    objective = stoker.app(ttft="300 ms", tpot=0.05, latency="2 s")(double).specification.requirements.options.objective
     assert (objective.ttft_s, objective.tpot_s, objective.latency_s) == (0.3, 0.05, 2.0)
 
 
@@ -77,11 +87,11 @@ def test_with_options_returns_a_new_app_of_the_same_function():
     made = stoker.app(context=recipe, priority=2, cache=True)(double)
     again = made.with_options(ttft="1 s", features={"input_length": 7})
     assert again.func is made.func
-    wants, before = again.specification.wants, made.specification.wants
+    wants, before = again.specification.requirements, made.specification.requirements
     assert (wants.options.objective.ttft_s, wants.options.priority, wants.recipe) == (1.0, 2, recipe)
     assert wants.features == Features(input_length=7)
     assert (before.options.objective.ttft_s, before.features) == (0.0, None)
-    assert again.with_options(priority=3).specification.wants.options.objective.ttft_s == 1.0
+    assert again.with_options(priority=3).specification.requirements.options.objective.ttft_s == 1.0
     with pytest.raises(SpecificationError, match=r"^ttft: 0 "):
         made.with_options(ttft=0)
     with pytest.raises(errors.ConfigError, match="has no option tftt; did you mean ttft"):
@@ -91,13 +101,13 @@ def test_with_options_returns_a_new_app_of_the_same_function():
 def test_deadline_counts_from_the_submission():
     def function() -> None: ...
 
-    prepared = Preparer().function(function)
+    prepared = FunctionPreparer().prepare_function(function)
     wants, before = parse_call_specification({"deadline_s": 100}), time.monotonic()
-    first = prepared.submission(function, wants)
+    first = prepared.create_submission(function, wants)
     assert before + 100 <= first.due_at <= time.monotonic() + 100
-    assert prepared.submission(function, wants).due_at > first.due_at
-    assert prepared.submission(function, wants, due_at=7.0).due_at == 7.0, "a retried call"
-    assert prepared.submission(function, parse_call_specification({})).due_at is None
+    assert prepared.create_submission(function, wants).due_at > first.due_at
+    assert prepared.create_submission(function, wants, due_at=7.0).due_at == 7.0, "a retried call"
+    assert prepared.create_submission(function, parse_call_specification({})).due_at is None
     assert first.options.objective.deadline_at == 0, "only the manager uses its clock"
 
 
@@ -136,19 +146,19 @@ def test_context_specification_of_the_parsl_paper_is_accepted():
 
 
 def test_equal_parsl_specifications_share_a_context_recipe():
-    preparer = Preparer()
+    preparer = FunctionPreparer()
     spec = {"context": [load_model, ["a"], {}]}
-    first = preparer.wants_from_parsl_spec(spec)
-    assert preparer.wants_from_parsl_spec({"context": [load_model, ["a"], {}]}) is first
+    first = preparer.parse_parsl_spec(spec)
+    assert preparer.parse_parsl_spec({"context": [load_model, ["a"], {}]}) is first
     spec["context"][1][0] = "b"
-    assert preparer.wants_from_parsl_spec(spec).recipe.key != first.recipe.key
+    assert preparer.parse_parsl_spec(spec).recipe.key != first.recipe.key
 
 
 # ---- packing
 
 
 def test_pickled_function_is_cached_until_the_function_is_freed():
-    preparer, plain = Preparer(), Wants()
+    preparer, plain = FunctionPreparer(), CallRequirements()
 
     def made():
         def local(x):
@@ -157,7 +167,7 @@ def test_pickled_function_is_cached_until_the_function_is_freed():
         return local
 
     def blob(function, *, takes_context=False):
-        return preparer.function(function).blob(function, Wants(takes_context=takes_context))
+        return preparer.prepare_function(function).current_blob(function, CallRequirements(takes_context=takes_context))
 
     local = made()
     first = blob(local)
@@ -165,8 +175,8 @@ def test_pickled_function_is_cached_until_the_function_is_freed():
     assert blob(local, takes_context=True).key != first.key
     assert blob(made()).key == first.key, "an equal function has the same key"
     assert payloads.loads(first.blob)[0](7) == 7
-    prepared = preparer.function(local)
-    prepared.submission(local, plain)
+    prepared = preparer.prepare_function(local)
+    prepared.create_submission(local, plain)
     gone = weakref.ref(local)
     del local, prepared
     gc.collect()
@@ -180,7 +190,9 @@ def _in_a_namespace(source):
 
 
 def _key(preparer, function):
-    return preparer.function(function).submission(function, preparer.wants({})).function.key
+    return (
+        preparer.prepare_function(function).create_submission(function, preparer.parse_specification({})).function.key
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,7 +220,7 @@ def _key(preparer, function):
 )
 def test_function_is_sent_again_if_a_used_value_changed(before, after):
     names = _in_a_namespace(f"def times(x):\n    return x, scale\n{before}\n")
-    preparer, times = Preparer(), names["times"]
+    preparer, times = FunctionPreparer(), names["times"]
     first = _key(preparer, times)
     if "iter(" not in before:  # the pickle of an iterator contains the remaining items
         assert _key(preparer, times) == first
@@ -219,18 +231,21 @@ def test_function_is_sent_again_if_a_used_value_changed(before, after):
 
 def test_changed_function_is_reported_with_and_without_a_context():
     replaced = []
-    preparer = Preparer(on_replaced=lambda old, new: replaced.append((old, new)))
+    preparer = FunctionPreparer(on_replaced=lambda old, new: replaced.append((old, new)))
     names = _in_a_namespace("rows = [1]\ndef use():\n    return rows\n")
-    prepared, ways = preparer.function(names["use"]), [Wants(takes_context=way) for way in (True, False)]
-    before = [prepared.blob(names["use"], wants).key for wants in ways]
+    prepared, ways = (
+        preparer.prepare_function(names["use"]),
+        [CallRequirements(takes_context=way) for way in (True, False)],
+    )
+    before = [prepared.current_blob(names["use"], wants).key for wants in ways]
     names["rows"].append(2)
-    after = [prepared.blob(names["use"], wants).key for wants in ways]
+    after = [prepared.current_blob(names["use"], wants).key for wants in ways]
     assert replaced == list(zip(before, after, strict=True))
 
 
 def test_large_captured_value_is_reported_once(caplog):
     names = _in_a_namespace("small, table = [1], bytearray(2_000_000)\ndef use():\n    return small, table\n")
-    preparer = Preparer()
+    preparer = FunctionPreparer()
     _key(preparer, names["use"])
     assert not caplog.records  # no warning is logged, because this may be the only call
     for _ in range(3):
@@ -255,7 +270,7 @@ def test_function_cache_detects_closure_changes_and_frees_closures():
         return inner, bump
 
     inner, bump = make()
-    preparer = Preparer()
+    preparer = FunctionPreparer()
     first = _key(preparer, inner)
     bump()
     assert _key(preparer, inner) != first
@@ -270,12 +285,15 @@ def test_context_created_before_its_helper_changed_is_reported(caplog):
         "import stoker\nsize = 1\n@stoker.context\ndef table():\n    return size\n"
         "@stoker.app(context=table())\ndef look(table):\n    return table\n"
     )
-    preparer, look = Preparer(), names["look"]
-    submission = preparer.function(look.func).submission(look.func, look.specification.wants)
+    preparer, look = FunctionPreparer(), names["look"]
+    submission = preparer.prepare_function(look.func).create_submission(look.func, look.specification.requirements)
     assert not caplog.records
     names["size"] = 2
-    assert preparer.function(look.func).submission(look.func, look.specification.wants).recipe == submission.recipe
-    preparer.function(look.func).submission(look.func, look.specification.wants)
+    assert (
+        preparer.prepare_function(look.func).create_submission(look.func, look.specification.requirements).recipe
+        == submission.recipe
+    )
+    preparer.prepare_function(look.func).create_submission(look.func, look.specification.requirements)
     assert [record.getMessage().split(",")[0] for record in caplog.records] == [
         f"context {submission.recipe.name} was made before size changed"
     ]
@@ -284,29 +302,29 @@ def test_context_created_before_its_helper_changed_is_reported(caplog):
 
 def test_only_the_wrapper_that_parsl_adds_is_removed():
     app = python_app(double)
-    assert bare(app.func) is double
+    assert without_error_wrapper(app.func) is double
 
     @functools.wraps(double)
     def wrapper(x):
         return double(x) + 1
 
-    assert bare(wrapper) is wrapper
-    assert bare(len) is len
+    assert without_error_wrapper(wrapper) is wrapper
+    assert without_error_wrapper(len) is len
 
 
 def test_unpicklable_value_is_named():
     lock = __import__("threading").Lock()
     with pytest.raises(errors.SerializationError, match=r"double: .*lock"):
-        Preparer().function(double).dumps((1, lock), {}, by_name=frozenset())
+        FunctionPreparer().prepare_function(double).pickle_arguments((1, lock), {}, by_name=frozenset())
     with pytest.raises(errors.SerializationError, match=r"function .*lambda"):
-        _key(Preparer(), lambda: lock)
+        _key(FunctionPreparer(), lambda: lock)
 
 
 def test_last_call_that_uses_large_arguments_removes_their_file(tmp_path):
     def pack_arguments(args, kwargs, *, name, large):
         return inline_or_store_arguments(payloads.dumps_arguments((args, kwargs)), name=name, large=large)
 
-    store = LargeArguments(tmp_path)
+    store = LargeArgumentFiles(tmp_path)
     data = os.urandom(1_200_000)
     small = pack_arguments(("x",), {}, name="f", large=store)
     assert payloads.loads(small) == (("x",), {})
@@ -316,17 +334,17 @@ def test_last_call_that_uses_large_arguments_removes_their_file(tmp_path):
     [file] = tmp_path.iterdir()
     assert payloads.loads(file.read_bytes()) == ((data,), {})
     assert file.stat().st_mode & 0o077 == 0
-    other = LargeArguments(tmp_path)  # `other` imitates a second program
+    other = LargeArgumentFiles(tmp_path)  # `other` imitates a second program
     others = pack_arguments((data,), {}, name="f", large=other)
     assert others.name == large.name
-    store.drop(large)
+    store.release_file(large)
     assert file.exists()
-    store.drop(large)
+    store.release_file(large)
     assert not file.exists()
     assert payloads.loads(Path(others.source).read_bytes()) == ((data,), {})
-    other.drop(others)
+    other.release_file(others)
     assert list(tmp_path.iterdir()) == []
-    gone = LargeArguments(tmp_path / "gone")
+    gone = LargeArgumentFiles(tmp_path / "gone")
     with pytest.raises(errors.SerializationError, match=r"f: its arguments of 1\.2 MB cannot be written to .*gone"):
         pack_arguments((data,), {}, name="f", large=gone)
 
@@ -336,18 +354,18 @@ def test_file_of_a_large_result_is_removed_after_reading(tmp_path):
     file = tmp_path / "result-1"
     file.write_bytes(payloads.dumps(array))
     ref = ObjectRef("result-1", file.stat().st_size, str(file))
-    value = failures.outcome(CallEnd(1, True, ref))
+    value = failures.result_or_raise(CallEnd(1, True, ref))
     assert np.array_equal(value, array)
     value[0] = 7
     assert not file.exists()
     with pytest.raises(errors.SerializationError, match=r"8.0 MB cannot be read.*run_dir"):
-        failures.outcome(CallEnd(1, True, ref))
+        failures.result_or_raise(CallEnd(1, True, ref))
 
 
 def test_memoization_includes_the_context_and_not_the_priority():
-    one = AppWants(parse_call_specification({"context": recipe, "priority": 1}))
-    two = AppWants(parse_call_specification({"context": recipe, "priority": 2}))
-    assert id_for_memo(one) == id_for_memo(two) != id_for_memo(AppWants(parse_call_specification({})))
+    one = AppSpecification(parse_call_specification({"context": recipe, "priority": 1}))
+    two = AppSpecification(parse_call_specification({"context": recipe, "priority": 2}))
+    assert id_for_memo(one) == id_for_memo(two) != id_for_memo(AppSpecification(parse_call_specification({})))
 
 
 # ---- ends
@@ -359,7 +377,7 @@ def test_every_kind_of_failure_raises_an_error_with_its_facts(kind):
         kind, "it went wrong", pilot="n014-0a1b", library=3, signal=9, exit_code=0, tail="last words", log="l"
     )
     with pytest.raises(errors.StokerError) as caught:
-        failures.outcome(CallEnd(7, False, b"", 0.0, failure))
+        failures.result_or_raise(CallEnd(7, False, b"", 0.0, failure))
     error = caught.value
     assert isinstance(error, errors.CallError | errors.SerializationError)
     assert (error.call, error.pilot, error.library, error.signal) == ("c-7", "n014-0a1b", "lib-3", 9)
@@ -375,7 +393,7 @@ def test_infrastructure_error_has_the_last_exception_as_its_cause():
     end = CallEnd(7, False, data, 0.0, failure)
     assert not failures.can_unpickle_without_user_code(end), "the exception is the user's"
     with pytest.raises(errors.InfrastructureError, match="failed it 3 times") as caught:
-        failures.outcome(end)
+        failures.result_or_raise(end)
     assert caught.value.device == "cuda:1"
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == 5
@@ -384,20 +402,20 @@ def test_infrastructure_error_has_the_last_exception_as_its_cause():
 def test_exit_in_a_call_does_not_end_the_program():
     data = payloads.dump_exception(SystemExit(3))
     with pytest.raises(errors.RemoteCallError, match=r"c-1 raised SystemExit\(3\)") as caught:
-        failures.outcome(CallEnd(1, False, data))
+        failures.result_or_raise(CallEnd(1, False, data))
     assert caught.value.kind == "SystemExit"
 
 
 def test_error_names_the_log_file_with_the_output_of_its_call():
     none_kept = "its output was not kept; its library's log, which other calls share: stoker logs lib-3"
     for printed, line in (
-        (Printed("/l", 3, 9), "its output: stoker logs c-7"),
-        (Printed("/l", 3, 3), none_kept),
+        (OutputRange("/l", 3, 9), "its output: stoker logs c-7"),
+        (OutputRange("/l", 3, 3), none_kept),
         (None, none_kept),
     ):
         failure = Failure(FailureKind.POISON, "it died", pilot="n1", library=3, log="/l", printed=printed)
         with pytest.raises(errors.PoisonCallError) as caught:
-            failures.outcome(CallEnd(7, False, failure=failure))
+            failures.result_or_raise(CallEnd(7, False, failure=failure))
         assert str(caught.value).splitlines()[-1] == f"  {line}"
 
 
@@ -407,10 +425,10 @@ def test_import_error_in_a_result_class_is_not_a_missing_module():
             return int, ("no number",)
 
     with pytest.raises(errors.SerializationError, match="no number") as caught:
-        failures.outcome(CallEnd(1, True, payloads.dumps(Raises())))
+        failures.result_or_raise(CallEnd(1, True, payloads.dumps(Raises())))
     assert "importable" not in str(caught.value)
     with pytest.raises(errors.SerializationError, match=r"c-1: its result .*must be importable"):
-        failures.outcome(CallEnd(1, True, b"\x80\x05cno_such_module_anywhere\nthing\n."))
+        failures.result_or_raise(CallEnd(1, True, b"\x80\x05cno_such_module_anywhere\nthing\n."))
 
 
 def test_garbage_collection_thresholds_are_raised_during_a_session():
@@ -433,7 +451,7 @@ def test_error_without_any_pilot_lists_the_reason_of_each_block():
         "1": JobStatus(JobState.FAILED, exit_code=1, stderr_path=None),
         "2": gone,
     }
-    error = blocks.no_pilot(status, site="lab", log="/runs/submit_scripts")
+    error = blocks.no_pilot_error(status, site="lab", log="/runs/submit_scripts")
     assert str(error).splitlines() == [
         "no pilot could be started on site lab",
         "  block 0, 1: exit code 1",

@@ -16,10 +16,10 @@ from polling import PATIENCE_S
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.errors import ProtocolError, SessionError
 from stoker.manager.executor import membership
-from stoker.manager.executor.client import Link
+from stoker.manager.executor.client import ClientLink
 from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.outgoing import Submission, wait_for_answer
-from stoker.manager.executor.processes import make_folder
+from stoker.manager.executor.processes import create_session_folder
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallEnd, CallForecast, CallOptions
 from stoker.protocol.ids import CallId, FunctionKey
@@ -34,7 +34,7 @@ def submission(name: str = "f", recipe: Recipe = BARE) -> Submission:
     return Submission(FunctionBlob(FunctionKey(name), name, b"function"), recipe, CallOptions())
 
 
-def submit(link: Link, what: Submission, payload: bytes = b"x") -> CallFuture:
+def submit(link: ClientLink, what: Submission, payload: bytes = b"x") -> CallFuture:
     future = CallFuture(link)
     future.call = link.submit(what, payload, future)
     return future
@@ -53,7 +53,7 @@ def test_hello_is_the_first_frame_and_names_the_session(link, router):
 def test_calls_of_a_map_count_each_device_of_their_gangs(link):
     gangs = dataclasses.replace(submission(), options=CallOptions(gang=(2, 4)))
     link.submit_many(gangs, [b"x"] * 3, CallFuture(link))
-    assert link.waiting.slots == 6
+    assert link.open_calls.slots == 6
 
 
 def test_call_ids_carry_the_client_number(router, unwelcomed):
@@ -154,14 +154,14 @@ def test_many_threads_can_submit_at_once(link, router):
     assert [sequence for sequence, _ in router.frames[1:]] == list(range(1, len(router.frames)))
     router.answer([done(call, call) for call in calls])
     assert all(future.result(PATIENCE_S) == future.call for future in futures)
-    assert not link.waiting
+    assert not link.open_calls
 
 
 def test_link_misses_no_message_while_it_sends_and_receives(link, router):
     for turn in range(200):
         future = submit(link, submission())
         router.answer([done(router.calls(turn + 1)[-1].call, turn)])
-        link.tell(to_manager.WantPilots({}))
+        link.send_message(to_manager.ParslBlockStates({}))
         assert future.result(PATIENCE_S) == turn
 
 
@@ -203,13 +203,13 @@ def test_calls_added_while_the_session_ends_fail(link, monkeypatch, what):
 
     future: Any = CallFuture(link)
     if what == "a question":
-        late(link._questions, "ask")
+        late(link._questions, "add_question")
         future = link.ask_status()
     elif what == "a call":
-        late(link.waiting, "add")
+        late(link.open_calls, "add")
         link.submit(submission(), b"x", future)
     else:
-        late(link.waiting, "add_all")
+        late(link.open_calls, "add_all")
         link.submit_many(submission(), [b"x"], future)
     with pytest.raises(SessionError, match="stoker down"):
         future.result(1)
@@ -226,13 +226,13 @@ def test_a_rejected_call_fails_with_the_reason(link, router):
 
 def test_a_client_with_another_key_is_refused(router, tmp_path):
     other = SessionFolder(tmp_path / "other")
-    make_folder(other)
+    create_session_folder(other)
     other.write(router.folder.read())
     other.write_key("client", router.folder.read_key("client"))
     stranger = router.folder.read()
     server = other.read_key("server").public
     other.write(type(stranger)(stranger.session, stranger.protocol, stranger.address, server))
-    with closing(Link(other)) as link, pytest.raises(SessionError):
+    with closing(ClientLink(other)) as link, pytest.raises(SessionError):
         link.wait_joined(0.5)
 
 
@@ -261,7 +261,7 @@ def test_unreadable_frame_from_the_manager_is_ignored(link, router):
 
 
 def test_forked_child_keeps_the_argument_files_of_its_parent(link, router):
-    payload = link.large.put(b"large")
+    payload = link.large_arguments.store_arguments(b"large")
     future = CallFuture(link)
     future.call = link.submit(submission(), payload, future)
     router.calls(1)
@@ -277,18 +277,18 @@ def test_forked_child_keeps_the_argument_files_of_its_parent(link, router):
 
 def test_closing_fails_pending_calls_of_a_silent_manager(link):
     future = submit(link, submission())
-    assert f"the file system of {link.folder.path} hangs" in link.why_silent()
+    assert f"the file system of {link.folder.path} hangs" in link.explain_silence()
     link.close()
     with pytest.raises(SessionError, match="closed"):
         future.result(1)
-    assert link.why_silent() == ""
+    assert link.explain_silence() == ""
 
 
 # ---- questions
 
 
 def test_unanswered_queries_are_sent_again_after_a_reconnect(link, router):
-    gone, kept = link.ask_story("c-1"), link.ask_story("c-2")
+    gone, kept = link.ask_for_story("c-1"), link.ask_for_story("c-2")
     router.hear(to_manager.AskStory, count=2)
     assert all(sequence == 0 for sequence, messages in router.frames if isinstance(messages[0], to_manager.AskStory))
     gone.cancel()
@@ -302,11 +302,11 @@ def test_unanswered_queries_are_sent_again_after_a_reconnect(link, router):
 
 def test_answers_to_cancelled_queries_do_not_reach_another_query(link, router):
     for number in range(5):
-        asked = link.ask_story(f"c-{number}")
+        asked = link.ask_for_story(f"c-{number}")
         router.hear(to_manager.AskStory, count=number + 1)  # a request cancelled before sending is never sent
         with pytest.raises(TimeoutError):
             wait_for_answer(asked, timeout_s=0)
-    story = link.ask_story("c-5")
+    story = link.ask_for_story("c-5")
     heard = router.hear(to_manager.AskStory, count=6)
     router.say(*[to_client.Story(question.subject, True, "headline", ()) for question in heard])
     assert story.result(PATIENCE_S).subject == "c-5"
@@ -314,19 +314,19 @@ def test_answers_to_cancelled_queries_do_not_reach_another_query(link, router):
 
 def test_link_closes_while_its_thread_reads_the_wake_up_pipe(tmp_path, monkeypatch):
     reads = threading.Event()
-    turn = Link._turn
+    turn = ClientLink._handle_ready_descriptors
 
     def slow_turn(link, ready):
         reads.set()
         time.sleep(0.2)  # the link is closed now, and its thread reads the wake-up message in this iteration
         turn(link, ready)
 
-    monkeypatch.setattr(Link, "_turn", slow_turn)
+    monkeypatch.setattr(ClientLink, "_handle_ready_descriptors", slow_turn)
     folder = SessionFolder(tmp_path / "session")
-    make_folder(folder)
+    create_session_folder(folder)
     public = folder.read_key("client").public
     folder.write(SessionFile("test", wire.VERSION, "tcp://127.0.0.1:1", public))
-    link = Link(folder)
+    link = ClientLink(folder)
     assert reads.wait(PATIENCE_S)
     closing = threading.Thread(target=link.close, daemon=True)
     closing.start()

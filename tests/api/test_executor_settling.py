@@ -19,7 +19,7 @@ from stoker.contexts import payloads
 from stoker.contexts.recipe import BARE, ObjectRef
 from stoker.manager.executor import client, futures
 from stoker.manager.executor import settling as settling_module
-from stoker.manager.executor.client import Link
+from stoker.manager.executor.client import ClientLink
 from stoker.manager.executor.failures import can_unpickle_without_user_code
 from stoker.manager.executor.futures import AppCallFuture, CallFuture
 from stoker.manager.executor.outgoing import Submission
@@ -56,7 +56,7 @@ def gate(request):
     del _gates[name]
 
 
-def submitted(link: Link, router: Any, count: int) -> list[CallFuture]:
+def submitted(link: ClientLink, router: Any, count: int) -> list[CallFuture]:
     found = [CallFuture(link) for _ in range(count)]
     for future in found:
         future.call = link.submit(SUBMISSION, b"x", future)
@@ -100,7 +100,7 @@ def test_closing_a_link_delivers_the_received_results(link, router, gate, until,
     name, event = gate
     (slow,) = submitted(link, router, 1)
     router.answer([ended(slow, Gated(name))])
-    until(lambda: not link.waiting)
+    until(lambda: not link.open_calls)
     closing = threading.Thread(target=link.close)
     closing.start()
     until(lambda: not link._thread.is_alive())
@@ -112,13 +112,13 @@ def test_closing_a_link_delivers_the_received_results(link, router, gate, until,
 
 def test_future_cancelled_before_unpickling_leaves_no_file(link, router, gate, tmp_path, until, monkeypatch):
     # no second thread starts: one thread unpickles all results
-    monkeypatch.setattr(link.settling, "start_thread_if_behind", lambda now: None)
+    monkeypatch.setattr(link.result_threads, "start_thread_if_behind", lambda now: None)
     place = tmp_path / "result-1"
     place.write_bytes(pickle.dumps("large", 5))
     (large,) = submitted(link, router, 1)
-    link.settling.add(lambda: gate[1].wait(30))
+    link.result_threads.add(lambda: gate[1].wait(30))
     router.answer([CallEnd(large.call or CallId(0), True, ObjectRef(place.name, place.stat().st_size, str(place)))])
-    until(lambda: not link.waiting)
+    until(lambda: not link.open_calls)
     assert large.cancel()
     gate[1].set()
     until(lambda: not place.exists())
@@ -175,7 +175,7 @@ def test_thread_count_grows_again_after_failed_thread_starts(no_threads, monkeyp
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr(settling_module, "STUCK_S", 0.002)
+    monkeypatch.setattr(settling_module, "START_THREAD_AFTER_S", 0.002)
 
 
 def test_hundred_waiting_callbacks_do_not_block_a_program(link, router, until):
@@ -207,7 +207,7 @@ def test_hundred_waiting_callbacks_do_not_block_a_program(link, router, until):
 
 def test_callbacks_that_wait_for_each_other_run_on_many_threads(link, router, until, soon, caplog, monkeypatch):
     monkeypatch.setattr(settling_module.callbacks, "_has_warned", False)  # an earlier test may have issued the warning
-    count = settling_module.MANY_THREADS + 20
+    count = settling_module.WARN_ABOVE_THREADS + 20
     here, last, through = submitted(link, router, count), threading.Event(), []
     for number, future in enumerate(here):
         wait = last.set if number == count - 1 else lambda: last.wait(30)
@@ -242,20 +242,20 @@ def test_callbacks_run_in_order_even_if_a_callback_raises(link, router, until):
 @pytest.mark.parametrize("earlier_runs_still", [False, True])
 def test_callback_runs_if_its_future_ends_during_registration(monkeypatch, gate, until, make, earlier_runs_still):
     ran: list[str] = []
-    is_users, future, started = settling_module.is_users_callback, make(), threading.Event()
+    is_users, future, started = settling_module.is_user_callback, make(), threading.Event()
     if not earlier_runs_still:
         gate[1].set()
     future.add_done_callback(lambda _: (started.set(), gate[1].wait(30), ran.append("earlier")))
 
     def end_future(callback: Any) -> bool:
-        monkeypatch.setattr(settling_module, "is_users_callback", is_users)
+        monkeypatch.setattr(settling_module, "is_user_callback", is_users)
         future.set_result(3)
         assert started.wait(PATIENCE_S)
         if not earlier_runs_still:
             settling_module.callbacks.wait_for_open_work(limit_s=PATIENCE_S)
         return is_users(callback)
 
-    monkeypatch.setattr(settling_module, "is_users_callback", end_future)
+    monkeypatch.setattr(settling_module, "is_user_callback", end_future)
     future.add_done_callback(lambda ended: ran.append(f"late {ended.result()}"))
     if earlier_runs_still:
         assert not ran
@@ -292,9 +292,9 @@ class OneEndsAtEachLook:
         if threading.current_thread() is not self._waits:
             time.sleep(seconds)
             return
-        left = self._settling._open
+        left = self._settling._unfinished
         self.may_end.release()
-        until(lambda: self._settling._open < left)
+        until(lambda: self._settling._unfinished < left)
         self._now += 0.2
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 import stoker
 from stoker import StokerExecutor
 from stoker.manager.executor import progress
-from stoker.manager.executor.progress import AGAIN_S, FIRST_S, WaitNotices
+from stoker.manager.executor.progress import FIRST_S, SAME_REASON_S, WaitNoticeLogger
 from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus
 from stoker.protocol.to_client import Status
 
@@ -48,11 +48,11 @@ class WaitingProgram:
         self.journal = ""
         self.ours = {"k"}
         self.silence = ""
-        self.wait_notices = WaitNotices(
+        self.wait_notices = WaitNoticeLogger(
             ask=self._ask,
-            calls_wait=lambda: self.waits,
+            has_open_calls=lambda: self.waits,
             journal_trouble=lambda: self.journal,
-            is_ours=self.ours.__contains__,
+            is_own_context=self.ours.__contains__,
             why_silent=lambda: self.silence,
             say=self.said.append,
             faults_only=faults_only,
@@ -77,7 +77,7 @@ def test_long_wait_is_reported_each_minute_and_new_reasons_sooner() -> None:
     assert desk.look(FIRST_S) == []
     assert desk.look(1) == [f"{PRIORITY.format('11 min')}; more: stoker status k3v9"]
     desk.here = status(PRIORITY.format("9.5 min"))
-    assert desk.look(AGAIN_S - 1) == [], "a changed number causes no notice"
+    assert desk.look(SAME_REASON_S - 1) == [], "a changed number causes no notice"
     assert desk.look(1) == [f"{PRIORITY.format('9.5 min')}; more: stoker status k3v9"]
     desk.here = status(RESOURCES)
     assert desk.look(FIRST_S - 1) == []
@@ -93,7 +93,7 @@ def test_wait_notices_stop_while_calls_wait_for_a_busy_library() -> None:
     desk = WaitingProgram()
     desk.look(FIRST_S + 1)
     desk.here = status("5 calls of llm are queued, its hot library is busy", pilots=1, hot=1)
-    assert desk.look(2 * AGAIN_S) == []
+    assert desk.look(2 * SAME_REASON_S) == []
     desk.here = status("no pilot is connected any more (no block was submitted)")
     assert len(desk.look(progress.CHECK_SELDOM_S + FIRST_S + 1)) == 1
 
@@ -107,9 +107,9 @@ def test_calls_that_no_pilot_accepts_are_reported() -> None:
     assert desk.look(2) == []
     desk.here = status(NO_DISK, pilots=1)
     assert desk.look(2 * FIRST_S) == [f"{NO_DISK}; more: stoker status k3v9"]
-    assert len(desk.look(AGAIN_S)) == 1
+    assert len(desk.look(SAME_REASON_S)) == 1
     desk.here = status("5 calls of llm are queued, its hot library is busy", pilots=1, hot=1)
-    assert desk.look(2 * AGAIN_S) == []
+    assert desk.look(2 * SAME_REASON_S) == []
 
 
 def test_waits_of_other_programs_are_not_reported() -> None:
@@ -121,11 +121,11 @@ def test_waits_of_other_programs_are_not_reported() -> None:
     assert desk.look(FIRST_S - 1) == []
     desk.ours.clear()
     desk.here = status(NO_DISK, pilots=1)
-    assert desk.look(3 * AGAIN_S) == []
+    assert desk.look(3 * SAME_REASON_S) == []
     desk.here = None  # a missing status causes no notice
     assert desk.look(300) == []
     desk.waits, desk.journal = False, FULL
-    assert desk.look(2 * AGAIN_S) == []
+    assert desk.look(2 * SAME_REASON_S) == []
 
 
 def test_pilots_that_cannot_reach_each_other_are_reported_once() -> None:
@@ -140,10 +140,10 @@ def test_silent_connected_manager_is_reported_each_minute() -> None:
     desk = WaitingProgram()
     desk.here, desk.silence = None, "its manager does not answer"
     assert desk.look(FIRST_S) == []
-    assert desk.look(AGAIN_S) == ["its manager does not answer"]
+    assert desk.look(SAME_REASON_S) == ["its manager does not answer"]
     assert desk.look(2) == ["its manager does not answer"]
     desk.here = status(pilots=1, hot=1)
-    assert desk.look(AGAIN_S) == []
+    assert desk.look(SAME_REASON_S) == []
     desk.here = None
     assert desk.look(FIRST_S / 2) == []
 
@@ -164,7 +164,7 @@ def test_long_load_is_reported_with_its_last_log_line() -> None:
     desk.here = loading(12.0, "Loading weights 61 %")
     assert desk.look(1) == ["context llm is loading (12 s); the last line of its log: Loading weights 61 %"]
     desk.here = loading(25.0, "Loading weights 73 %")
-    assert desk.look(AGAIN_S - 5) == []  # only a number changed, so no notice is printed
+    assert desk.look(SAME_REASON_S - 5) == []  # only a number changed, so no notice is printed
     assert desk.look(10) == ["context llm is loading (25 s); the last line of its log: Loading weights 73 %"]
     desk.here = loading(90.0, "Retrying in 8 s")
     assert desk.look(FIRST_S + 1) == ["context llm is loading (1 min 30 s); the last line of its log: Retrying in 8 s"]
@@ -186,7 +186,7 @@ def test_wait_notice_is_printed_above_the_progress_bar(monkeypatch: pytest.Monke
 
 def test_wait_notice_without_a_bar_goes_to_the_named_logger(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        progress._say("no pilot yet")
+        progress._show_notice("no pilot yet")
     assert [(record.name, record.getMessage()) for record in caplog.records] == [("stoker.news", "no pilot yet")]
 
 
@@ -234,7 +234,7 @@ def test_full_disk_is_reported_at_once_and_each_minute() -> None:
     desk = WaitingProgram()
     desk.journal = FULL
     assert desk.look(1) == [FULL]
-    assert desk.look(AGAIN_S - 1) == []
+    assert desk.look(SAME_REASON_S - 1) == []
     assert desk.look(1) == [FULL]
     assert desk.asked == 0
     desk.journal = ""
@@ -248,6 +248,6 @@ def test_only_faults_are_reported_without_a_progress_display() -> None:
     assert desk.look(1) == [FULL]
     desk.journal = ""
     assert len(desk.look(1)) == 1
-    assert desk.look(3 * AGAIN_S) == [], "a missing pilot does not count as a fault"
+    assert desk.look(3 * SAME_REASON_S) == [], "a missing pilot does not count as a fault"
     desk.here, desk.silence = None, "its manager does not answer"
-    assert desk.look(AGAIN_S) == ["its manager does not answer"]
+    assert desk.look(SAME_REASON_S) == ["its manager does not answer"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.manager.executor.map_window import GROW_S, WINDOW_BYTES, MapReports, Window
+from stoker.manager.executor.map_window import GROW_S, WINDOW_BYTES, CallWindow, MapReporter
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId
 from stoker.protocol.to_manager import MapReport
@@ -60,15 +60,15 @@ def test_results_after_a_slow_first_item_are_bounded_and_delivered(session, tmp_
 
     stream = stoker.map(gated, range(400))  # the 64 calls before the first result return 4 MB
     stream._window.most_bytes = 6 * MB
-    wait, sent = stream._wait, []
+    wait, sent = stream._wait_for_result, []
 
     def look():  # the loop waits for the first item while results of other items arrive
         sent.append(came(stream))
-        if stream._room() == 0 and sent[-1] > 4 * MB:
+        if stream._free_call_count() == 0 and sent[-1] > 4 * MB:
             Path(gate).touch()
         wait()
 
-    stream._wait = look
+    stream._wait_for_result = look
     assert [number for number, _ in stream] == list(range(400))
     assert max(sent) < 8 * MB
 
@@ -88,23 +88,23 @@ def test_results_larger_than_the_bound_arrive_one_at_a_time(session, until):
 class Calls:
     def __init__(self, most_calls: int, *, most_bytes: int = WINDOW_BYTES) -> None:
         self.now = 0.0
-        self.window = Window(most_calls, most_bytes=most_bytes, clock=lambda: self.now)
+        self.window = CallWindow(most_calls, most_bytes=most_bytes, clock=lambda: self.now)
         self.sent = 0
         self.ready: list[int] = []
 
     def fill(self) -> int:
-        room = self.window.room(ready=len(self.ready))
+        room = self.window.free_call_count(ready=len(self.ready))
         for _ in range(room):
             self.window.in_flight[CallId(self.sent)] = (self.sent, 10)
             self.sent += 1
-        self.window.sent(10 * room)
+        self.window.count_argument_bytes(10 * room)
         return room
 
     def end(self, count: int, *, size_bytes: int) -> None:
         for call in list(self.window.in_flight)[:count]:
             del self.window.in_flight[call]
             self.ready.append(size_bytes)
-        self.window.ended(count, argument_bytes=10 * count, result_bytes=count * size_bytes)
+        self.window.count_ended_calls(count, argument_bytes=10 * count, result_bytes=count * size_bytes)
 
     def take(self) -> None:
         self.window.held_bytes -= self.ready.pop(0)
@@ -183,7 +183,7 @@ class Clock:
 def made(items, *, batch_size=None):
     told: list[MapReport] = []
     clock = Clock()
-    reports = MapReports(told.append, name="f", context="c", items=items, batch_size=batch_size, clock=clock)
+    reports = MapReporter(told.append, name="f", context="c", items=items, batch_size=batch_size, clock=clock)
     return reports, told, clock
 
 
@@ -193,33 +193,33 @@ def facts(report):
 
 def test_map_sends_at_most_one_report_per_second():
     reports, told, clock = made(100)
-    reports.sent(20)
-    reports.sent(20)
-    reports.ended(5)
+    reports.count_sent(20)
+    reports.count_sent(20)
+    reports.count_ended(5)
     assert [facts(each) for each in told] == [(100, 0, 0, 80, False)]
     clock.now = 1.5
-    reports.ended(5)
+    reports.count_ended(5)
     assert facts(told[-1]) == (100, 10, 0, 60, False)
     reports.close()
     reports.close()
-    reports.ended(1)
+    reports.count_ended(1)
     assert [facts(each) for each in told[2:]] == [(100, 10, 0, 60, True)]
 
 
 def test_map_report_counts_items_of_batches_and_kept_results():
     reports, told, clock = made(10, batch_size=4)
-    reports.kept()
+    reports.count_kept()
     clock.now = 2.0
-    reports.sent(2)
+    reports.count_sent(2)
     assert facts(told[-1]) == (10, 4, 4, 0, False)
     clock.now = 4.0
-    reports.ended(2)
+    reports.count_ended(2)
     assert facts(told[-1]) == (10, 10, 4, 0, False)
 
 
 def test_map_over_items_without_a_length_reports_no_total():
     reports, told, _ = made(None)
-    reports.sent(3)
+    reports.count_sent(3)
     assert facts(told[-1]) == (-1, 0, 0, -1, False)
 
 

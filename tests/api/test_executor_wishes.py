@@ -10,7 +10,7 @@ from core.builders import cluster
 import stoker
 from benchmarks.baselines.loading import policy
 from stoker.errors import ConfigError, InputTooLongError, RecipeError
-from stoker.manager.core.seams import WISHES, refusal
+from stoker.manager.core.seams import WISHES, describe_refused_options
 from stoker.manager.executor.engines import refuse_unsupported_options
 from stoker.manager.executor.options import SpecificationError, parse_call_specification
 from stoker.manager.policies import SHIPPED
@@ -91,8 +91,8 @@ def test_manager_refuses_only_options_its_policy_ignores() -> None:
 
 def test_several_unsupported_options_are_named_together() -> None:
     grows = Objective(ttft_per_token_s=0.01)
-    assert "leave out ttft_s" in refusal(CallOptions(objective=grows), frozenset({"tpot_s"}))
-    said = refusal(CallOptions(priority=1, objective=Objective(ttft_s=1.0)), frozenset({"deadline"}))
+    assert "leave out ttft_s" in describe_refused_options(CallOptions(objective=grows), frozenset({"tpot_s"}))
+    said = describe_refused_options(CallOptions(priority=1, objective=Objective(ttft_s=1.0)), frozenset({"deadline"}))
     assert "a priority, a time to first token (it honours a deadline); leave out priority, ttft_s" in said
 
 
@@ -143,28 +143,28 @@ def test_invalid_runtime_family_is_refused(runtimes):
 
 def test_call_prefers_the_shortest_runtime_that_fits():
     wants = parse_call_specification({"context": FAMILY}, takes_context=True)
-    assert lengths(wants.chosen(("x" * 16,), {})) == [16, 32, 64]
-    assert lengths(wants.chosen(("x" * 17,), {})) == [32, 64]
-    assert lengths(wants.chosen((), {"text": "x" * 64})) == [64]
-    assert wants.chosen(("x",), {}) is wants.chosen(("xx",), {})
-    chosen = wants.chosen(("x",), {})
+    assert lengths(wants.with_context_for(("x" * 16,), {})) == [16, 32, 64]
+    assert lengths(wants.with_context_for(("x" * 17,), {})) == [32, 64]
+    assert lengths(wants.with_context_for((), {"text": "x" * 64})) == [64]
+    assert wants.with_context_for(("x",), {}) is wants.with_context_for(("xx",), {})
+    chosen = wants.with_context_for(("x",), {})
     assert chosen.options.variants == tuple(recipe.key for recipe in chosen.variants)
     assert chosen.takes_context
 
 
 def test_input_length_given_as_a_feature_selects_the_runtime():
     wants = parse_call_specification({"context": FAMILY, "features": {"input_length": 20}})
-    assert lengths(wants.chosen(("x" * 60,), {})) == [32, 64]
+    assert lengths(wants.with_context_for(("x" * 60,), {})) == [32, 64]
     wants = parse_call_specification({"context": stoker.family({8: runtime(8)})})
     with pytest.raises(ConfigError, match="needs the length of its input"):
-        wants.chosen(("x",), {})
+        wants.with_context_for(("x",), {})
 
 
 def test_too_long_input_is_refused_with_its_length_and_the_limit():
     wants = parse_call_specification({"context": FAMILY})
     said = r"65 tokens, and the longest runtime of runtime-\w+ accepts 64"
     with pytest.raises(InputTooLongError, match=said) as caught:
-        wants.chosen(("x" * 65,), {})
+        wants.with_context_for(("x" * 65,), {})
     assert (caught.value.tokens, caught.value.longest) == (65, 64)
     with pytest.raises(ValueError, match="65 tokens"):
         raise pickle.loads(pickle.dumps(caught.value))

@@ -14,7 +14,7 @@ from parsl.dataflow.rundirs import make_rundir
 import stoker
 from stoker.errors import SessionError
 from stoker.manager.executor import new_sessions, session
-from stoker.manager.executor.processes import make_folder
+from stoker.manager.executor.processes import create_session_folder
 from stoker.pilot.agent.scratch import base_folder
 from stoker.protocol.session import SessionFolder
 
@@ -36,7 +36,7 @@ def test_non_utf_8_run_folder_is_refused(odd: Path) -> None:
 
 def test_non_utf_8_folder_of_a_kept_session_is_refused(odd: Path) -> None:
     with pytest.raises(SessionError, match=r"not valid UTF-8.*stoker up --folder DIR"):
-        make_folder(SessionFolder(odd), elsewhere="stoker up --folder DIR")
+        create_session_folder(SessionFolder(odd), elsewhere="stoker up --folder DIR")
     assert list(odd.iterdir()) == []
 
 
@@ -52,7 +52,7 @@ def test_non_utf_8_folder_of_modules_is_refused(odd: Path, tmp_path: Path, monke
         stoker.load(run_dir=str(tmp_path / "runs"))
     monkeypatch.setenv("PYTHONPATH", str(odd))
     with pytest.raises(SessionError, match=r"imports from.*not valid UTF-8.*remove it from PYTHONPATH"):
-        new_sessions.python_path()
+        new_sessions.build_session_python_path()
 
 
 def test_non_utf_8_scratch_folder_is_refused(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:

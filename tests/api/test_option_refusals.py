@@ -262,13 +262,13 @@ def test_context_manager_is_refused_as_an_app(function: Any) -> None:
 
 @pytest.mark.parametrize("function", YIELD, ids=lambda function: str(getattr(function, "__name__", type(function))))
 def test_generator_app_streams_unless_stream_is_false(function: Any) -> None:
-    assert stoker.app(function).specification.wants.options.stream
-    assert not stoker.app(stream=False)(function).specification.wants.options.stream
-    assert stoker.app(stream=True)(echo).specification.wants.options.stream
-    assert not stoker.app(echo).specification.wants.options.stream
+    assert stoker.app(function).specification.requirements.options.stream
+    assert not stoker.app(stream=False)(function).specification.requirements.options.stream
+    assert stoker.app(stream=True)(echo).specification.requirements.options.stream
+    assert not stoker.app(echo).specification.requirements.options.stream
     with pytest.raises(ConfigError, match="yields its result in pieces, which calls of a gang cannot"):
         stoker.app(gang=2)(function)
-    assert stoker.app(gang=2, stream=False)(function).specification.wants.options.gang == (2, 2)
+    assert stoker.app(gang=2, stream=False)(function).specification.requirements.options.gang == (2, 2)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from parsl import bash_app, python_app
 import stoker
 from stoker import errors
 from stoker.contexts.folders import ProgramFolder, program_folder
-from stoker.manager.executor.options import CallPlace
+from stoker.manager.executor.options import CallFolder
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def session(here: Path) -> Iterator[Any]:
 def elsewhere(session: Any, monkeypatch: pytest.MonkeyPatch) -> ProgramFolder:
     home = program_folder()
     elsewhere = msgspec.structs.replace(home, inode=home.inode + 1)
-    monkeypatch.setattr(session.executor, "call_place", CallPlace(home=elsewhere))
+    monkeypatch.setattr(session.executor, "call_place", CallFolder(home=elsewhere))
     return elsewhere
 
 

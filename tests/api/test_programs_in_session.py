@@ -270,10 +270,10 @@ def test_map_progress_counts_items_instead_of_batches(session, capsys):
     assert {total for _, total in said} == {None}
     stopped = stoker.map(sum, range(10), batch_size=4)
     assert next(stopped) == 6
-    assert stopped.interrupted().startswith("stoker.map stopped: 4 of 10 items' results (1 batch) were taken")
+    assert stopped.close_and_describe().startswith("stoker.map stopped: 4 of 10 items' results (1 batch) were taken")
     stopped = stoker.map(abs, range(10), ordered=False)
     next(stopped)
-    said = stopped.interrupted()
+    said = stopped.close_and_describe()
     assert said.startswith("stoker.map stopped: 1 of 10 results were taken")
     assert said.endswith("to continue a map with ordered=False, return the item's name with each result")
 
@@ -608,7 +608,7 @@ def test_session_returns_its_status(session, greet):
     ended = session.explain(call.parsl_executor_task_id)  # the journal contains successful calls
     assert "ended with a result" in ended.lines[-1].text
     assert not session.explain("c-99999999").found
-    assert repr(greet) == f"<app greet: context {greet.specification.wants.recipe.name}>"
+    assert repr(greet) == f"<app greet: context {greet.specification.requirements.recipe.name}>"
 
 
 def test_option_that_the_session_policy_does_not_support_is_refused(session):

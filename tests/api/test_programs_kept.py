@@ -18,7 +18,7 @@ import stoker
 from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of_item
 from stoker.errors import ConfigError, StokerError
-from stoker.manager.executor.kept_file import KeptFile, KeptHeader, record
+from stoker.manager.executor.kept_file import KeptFile, KeptHeader, encode_result_line
 
 LOAD = {"progress": False}
 
@@ -270,8 +270,10 @@ def key(number):
 def written(path, results, *, start=0):
     file = KeptFile(path)
     if file.header is None:
-        file.begin(HEADER)
-    file.append([record(key(start + at), start + at, payloads.dumps(each)) for at, each in enumerate(results)])
+        file.write_header(HEADER)
+    file.append_results(
+        [encode_result_line(key(start + at), start + at, payloads.dumps(each)) for at, each in enumerate(results)]
+    )
     file.close()
 
 
@@ -301,9 +303,9 @@ def test_incomplete_last_line_of_a_kept_file_is_removed(kept, torn):
     kept.write_bytes(whole[:-torn])
     assert list(stoker.kept(kept)) == ["x" * 200], "a reader skips the line"
     file = KeptFile(kept)
-    assert file.find(key(0)) is not None
-    assert file.find(key(1)) is None
-    file.append([record(key(1), 1, payloads.dumps("y" * 200))])
+    assert file.take_result_offset(key(0)) is not None
+    assert file.take_result_offset(key(1)) is None
+    file.append_results([encode_result_line(key(1), 1, payloads.dumps("y" * 200))])
     file.close()
     assert kept.read_bytes() == whole
 
@@ -315,16 +317,16 @@ def test_item_of_a_damaged_record_runs_again(kept):
     kept.write_bytes(b"".join(damaged))
     file = KeptFile(kept)
     assert file.damaged == 1, "the line of zeros"
-    assert [file.find(key(each)) is not None for each in range(3)] == [False, False, True]
+    assert [file.take_result_offset(key(each)) is not None for each in range(3)] == [False, False, True]
     file.close()
-    with pytest.raises(StokerError, match="is damaged; a map with keep= runs its item again"):
+    with pytest.raises(StokerError, match="is damaged; run the map with keep= again to compute this item again"):
         list(stoker.kept(kept))
     written(kept, ["again"])
     assert list(stoker.kept(kept)) == ["again", "z"]
 
 
 def test_incomplete_header_is_rewritten_and_damaged_header_refused(kept):
-    kept.write_bytes(HEADER.line()[:12])
+    kept.write_bytes(HEADER.encode_line()[:12])
     written(kept, ["x"])
     assert list(stoker.kept(kept)) == ["x"]
     damaged = kept.read_bytes().replace(b'"function":', b'"function";', 1)

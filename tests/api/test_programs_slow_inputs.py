@@ -124,12 +124,12 @@ def consumed(session, results):
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert got == []
-    assert not session.executor.link.waiting
+    assert not session.executor.link.open_calls
 
 
 def test_closing_a_map_ends_its_waiting_loop(session, until):
     results = stoker.map(for_ever, range(2))
-    results._bell = bell = Bell(results._bell)
+    results._wake_queue = bell = Bell(results._wake_queue)
     with consumed(session, results):
         assert bell.waited_for.wait(PATIENCE_S)
         results.close()
@@ -148,13 +148,13 @@ def test_calls_sent_while_a_map_closes_are_cancelled(session):
 
 def test_map_closed_while_its_loop_starts_to_wait_ends(session):
     results = stoker.map(for_ever, range(2))
-    results._bell = bell = Bell(results._bell)
+    results._wake_queue = bell = Bell(results._wake_queue)
     stops = iter([results.stop])
 
     def empty():
         for stop in stops:
             stop()
-        return results._inbox.bell.empty()
+        return results._inbox.wake_queue.empty()
 
     bell.empty = empty
     with consumed(session, results):
@@ -180,7 +180,7 @@ def test_forked_child_does_not_close_the_map_of_its_parent(session, tmp_path, ho
 
     large = [bytes([number]) * 2_000_000 for number in range(6)]
     results = stoker.map(size, large)
-    results._fill()
+    results._send_calls()
     child = os.fork()
     if not child:
         try:
@@ -219,7 +219,7 @@ def test_task_cancelled_while_taking_an_item_cancels_calls(session, is_awaited):
         go.set()
         await asyncio.to_thread(thread.join, PATIENCE_S)
         assert not thread.is_alive()
-        assert not session.executor.link.waiting
+        assert not session.executor.link.open_calls
 
     asyncio.run(run())
 

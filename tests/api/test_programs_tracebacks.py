@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.tracebacks import trim
+from stoker.tracebacks import remove_stoker_frames
 
 SITE = 'name = "here"\n[pilot]\ndevices = "cpu:1"\n'
 OWN = ("manager/executor", "site-packages/parsl")
@@ -140,7 +140,7 @@ def test_error_inside_stoker_keeps_its_whole_traceback() -> None:
 
     with pytest.raises(TypeError) as caught:
         show_bytes(None)  # type: ignore[arg-type]
-    trim(caught.value)
+    remove_stoker_frames(caught.value)
     assert caught.value.__traceback__ is not None
     assert caught.value.__traceback__.tb_next is not None
 
@@ -156,7 +156,7 @@ def test_cause_of_an_exception_is_kept_with_trimmed_frames() -> None:
 
     with pytest.raises(RuntimeError) as caught:
         load()
-    trim(caught.value)
+    remove_stoker_frames(caught.value)
     cause = caught.value.__cause__
     assert isinstance(cause, ConfigError)
     assert cause.__traceback__ is not None

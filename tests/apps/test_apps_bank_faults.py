@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from stoker.tuning.bank.build import ensure_bank
-from stoker.tuning.bank.candidates import Candidate, key_of
+from stoker.tuning.bank.candidates import Candidate, hash_prompt
 from stoker.tuning.bank.store import open_bank
 
 OF = {"model": "model-a"}
@@ -88,7 +88,7 @@ def test_kill_during_insertions_loses_no_reported_prompt(tmp_path):
         process.wait(60)
         numbers = [0, *(int(one) for one in rest.split("\n")[:-1])]
         assert numbers == list(range(len(numbers)))
-        told |= {key_of(f"turn{turn} {number} " + "x" * 3000) for number in numbers}
+        told |= {hash_prompt(f"turn{turn} {number} " + "x" * 3000) for number in numbers}
         bank = open_bank(tmp_path, **OF)
         assert told <= set(bank.layers.candidates)
         assert len(told) + 20 <= len(bank.layers) <= len(told) + 20 + turn + 1
@@ -112,7 +112,7 @@ def test_concurrent_insertions_of_the_same_prompts_store_each_once(tmp_path):
     layers = open_bank(tmp_path, **OF).layers
     everyone = [key for members in layers.clusters for key in members]
     assert len(everyone) == len(set(everyone)) == len(layers) == 20 + 30
-    assert {key_of(f"same {number} " + "x" * 3000) for number in range(30)} <= set(everyone)
+    assert {hash_prompt(f"same {number} " + "x" * 3000) for number in range(30)} <= set(everyone)
 
 
 def test_killed_build_continues_and_two_builders_make_one_bank(tmp_path):

@@ -12,13 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from stoker.errors import StokerError
 from stoker.tuning.bank.build import evaluation_samples
-from stoker.tuning.bank.candidates import Candidate, key_of
+from stoker.tuning.bank.candidates import Candidate, hash_prompt
 from stoker.tuning.bank.layers import (
     Array,
     Insertion,
     InsertionOutcome,
     Layers,
-    build,
+    build_layers,
     cosine_distances,
     k_medoids,
 )
@@ -37,14 +37,14 @@ def features(count: int, seed: int = 0) -> Array:
 
 def bank(count: int, *, k: int = 8, capacity: int = 3000, seed: int = 0, largest_group: int = 6) -> Layers:
     candidates = [Candidate(text=f"prompt {number}") for number in range(count)]
-    return build(candidates, features(count, seed), k=k, capacity=capacity, largest_group=largest_group)
+    return build_layers(candidates, features(count, seed), k=k, capacity=capacity, largest_group=largest_group)
 
 
 def insert(layers: Layers, text: str, feature: Array) -> Insertion:
-    candidate, vector = Candidate(text=text), layers.scale.unit(feature[None])[0]
-    insertion = layers.plan(candidate, vector)
+    candidate, vector = Candidate(text=text), layers.scale.scale_to_unit(feature[None])[0]
+    insertion = layers.plan_insertion(candidate, vector)
     if insertion.did is not InsertionOutcome.REFUSED:
-        layers.apply(candidate, vector, insertion)
+        layers.apply_insertion(candidate, vector, insertion)
     return insertion
 
 
@@ -53,12 +53,12 @@ def validate(layers: Layers) -> None:
     assert set(there) == set(layers.candidates) == set(layers.vectors)
     assert set(there.values()) == {1}
     assert all(layers.clusters)
-    for number, group in layers.tops():
+    for number, group in layers.list_cluster_groups():
         assert group.representative == layers.clusters[number][0]
         waiting = [group]
         while waiting:
             one = waiting.pop()
-            parts = layers.parts(number, one)
+            parts = layers.split_group(number, one)
             assert bool(parts) == (len(one.members) > layers.largest_group)
             if parts:
                 assert Counter(key for part in parts for key in part.members) == Counter(one.members)
@@ -76,7 +76,7 @@ class Bank(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 80), seed=st.integers(0, 99), far=st.floats(0.01, 5))
     def inserted(self, number, seed, far):
-        key, before = key_of(f"prompt {number}"), dict(self.layers.candidates)
+        key, before = hash_prompt(f"prompt {number}"), dict(self.layers.candidates)
         feature = far * np.random.default_rng(seed).normal(size=WIDTH).astype(np.float32)
         did = insert(self.layers, f"prompt {number}", feature).did
         assert (did is InsertionOutcome.UPDATED) == (key in before)
@@ -130,7 +130,7 @@ def test_lookup_in_a_large_cluster_stays_within_its_score_limit():
     target = layers.vectors[largest[150]]
 
     def score(texts):  # the best prompt is in the large cluster
-        return [float(cosine_distances(layers.vectors[key_of(text)][None], target[None])[0, 0]) for text in texts]
+        return [float(cosine_distances(layers.vectors[hash_prompt(text)][None], target[None])[0, 0]) for text in texts]
 
     assert two_layers(layers, score).scores == 10 + len(largest) - 1
     found = look_up(layers, score, limit=60)
@@ -148,7 +148,7 @@ def test_lookup_searches_the_second_best_cluster():
     losses |= {layers.clusters[first][0]: 2.0, layers.clusters[second][0]: 1.9, layers.clusters[first][-1]: 0.5}
 
     def score(texts):
-        return [losses[key_of(text)] for text in texts]
+        return [losses[hash_prompt(text)] for text in texts]
 
     assert two_layers(layers, score).loss == 1.9
     assert look_up(layers, score, limit=150).loss == 0.5
@@ -171,22 +171,24 @@ def test_full_bank_removes_the_prompt_nearest_its_representative():
 
     nearest, far = min(others, key=distance), max(others, key=distance)
     newcomer = Candidate(text="new")
-    insertion = layers.plan(newcomer, layers.vectors[far])
+    insertion = layers.plan_insertion(newcomer, layers.vectors[far])
     assert insertion == Insertion(did=InsertionOutcome.ADDED, cluster=1, removed=nearest)
-    assert layers.plan(newcomer, layers.vectors[top]).did is InsertionOutcome.REFUSED
+    assert layers.plan_insertion(newcomer, layers.vectors[top]).did is InsertionOutcome.REFUSED
 
 
 def test_features_that_are_not_numbers_are_refused():
     broken = features(4)
     broken[2, 1] = math.inf
     with pytest.raises(ValueError, match="float32"):
-        build([Candidate(text=str(number)) for number in range(4)], broken)
+        build_layers([Candidate(text=str(number)) for number in range(4)], broken)
     with pytest.raises(ValueError, match="0 candidates"):
-        build([], features(0))
+        build_layers([], features(0))
 
 
 def test_features_that_are_all_the_same_make_a_bank():
-    layers = build([Candidate(text=str(number)) for number in range(9)], np.ones((9, WIDTH), dtype=np.float32), k=3)
+    layers = build_layers(
+        [Candidate(text=str(number)) for number in range(9)], np.ones((9, WIDTH), dtype=np.float32), k=3
+    )
     validate(layers)
     assert insert(layers, "another", np.ones(WIDTH, dtype=np.float32)).did is InsertionOutcome.ADDED
 

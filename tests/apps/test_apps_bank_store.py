@@ -10,7 +10,7 @@ from full_disk import full_disk
 from stoker.errors import ConfigError, StokerError
 from stoker.tuning.bank import store
 from stoker.tuning.bank.build import ensure_bank, insert
-from stoker.tuning.bank.candidates import Candidate, key_of, read_candidates
+from stoker.tuning.bank.candidates import Candidate, hash_prompt, read_candidates
 from stoker.tuning.bank.layers import InsertionOutcome
 from stoker.tuning.bank.store import BankStore, open_bank
 
@@ -72,7 +72,7 @@ def test_features_of_each_prompt_are_computed_once(tmp_path):
 def test_two_stores_see_each_others_insertions(tmp_path):
     one, other = made(tmp_path), open_bank(tmp_path, **OF)
     one.insert(Candidate(text="from one"), np.ones(8, dtype=np.float32))
-    assert key_of("from one") not in other.layers.candidates
+    assert hash_prompt("from one") not in other.layers.candidates
     assert other.insert(Candidate(text="from one"), np.ones(8, dtype=np.float32)).did is InsertionOutcome.UPDATED
     other.insert(Candidate(text="from the other"), np.zeros(8, dtype=np.float32))
     assert same(one.refresh(), other)
@@ -106,7 +106,7 @@ def test_truncated_bank_file_is_refused_and_can_be_rebuilt(tmp_path):
     reader = Letters()
     again = made(tmp_path, reader=reader)
     assert set(again.layers.candidates) == set(bank.layers.candidates)
-    assert again.layers.candidates[key_of("tuned abba")].value == 0.7
+    assert again.layers.candidates[hash_prompt("tuned abba")].value == 0.7
     assert reader.asked == []
     assert len(list(tmp_path.glob("bank.damaged-*"))) == 1
 
@@ -135,7 +135,7 @@ def test_insertions_work_again_after_a_full_disk(tmp_path):
     with full_disk(len(before) + 20), pytest.raises(StokerError, match="cannot be written"):
         bank.insert(Candidate(text="too much"), np.ones(8, dtype=np.float32))
     assert bank.path.read_bytes() == before
-    assert key_of("too much") not in bank.layers.candidates
+    assert hash_prompt("too much") not in bank.layers.candidates
     assert bank.insert(Candidate(text="fits now"), np.ones(8, dtype=np.float32)).did is InsertionOutcome.ADDED
 
 

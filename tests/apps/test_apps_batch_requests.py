@@ -20,7 +20,7 @@ def line_of(body, *, url=CHAT, custom_id="a", method="POST", number=3, **more):
 
 
 def read(body, *, max_tokens=0, models=ANY, **about):
-    return parse_request_line(line_of(body, **about), seen={}, admit=models.admit, max_tokens=max_tokens)
+    return parse_request_line(line_of(body, **about), seen={}, admit=models.check_model, max_tokens=max_tokens)
 
 
 def put(path, lines):
@@ -191,7 +191,7 @@ def test_invalid_completion_or_embeddings_request_is_refused(url, fields, param,
     ],
 )
 def test_invalid_request_line_is_refused_with_its_number(line, code, says):
-    found = parse_request_line(Line(5, line), seen={}, admit=ANY.admit)
+    found = parse_request_line(Line(5, line), seen={}, admit=ANY.check_model)
     assert isinstance(found, RefusedLine)
     assert found.error.code == code
     assert found.error.message.startswith("line 5: ")
@@ -204,24 +204,24 @@ def test_invalid_request_line_is_refused_with_its_number(line, code, says):
 def test_check_lists_every_refused_request_and_keeps_valid_requests(tmp_path):
     lines = [request("a"), "", request("b", n=3), request("a"), "{", request("c")]
     path = put(tmp_path / "r.jsonl", lines)
-    checked = check_file(path, admit=ANY.admit)
+    checked = check_file(path, admit=ANY.check_model)
     assert checked.custom_ids == {"a": 1, "c": 6}
     assert [(one.line, one.custom_id, one.error.code) for one in checked.refused] == [
         (3, "b", "unsupported_value"), (4, None, "duplicate_custom_id"), (5, None, "invalid_json_line"),
     ]  # fmt: skip
     assert "custom_id a was already used on line 1" in checked.refused[1].error.message
-    assert (checked.lines, checked.models) == (5, {"m": 2})
-    assert checked.request_counts_by_endpoint == {Endpoint.COMPLETIONS: 2}
+    assert (checked.line_count, checked.model_counts) == (5, {"m": 2})
+    assert checked.endpoint_counts == {Endpoint.COMPLETIONS: 2}
     assert [one.custom_id for one in read_requests(checked)] == ["a", "c"]
     (tmp_path / "r.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
-    packed = check_file(tmp_path / "r.jsonl.gz", admit=ANY.admit)
+    packed = check_file(tmp_path / "r.jsonl.gz", admit=ANY.check_model)
     assert packed.digest == checked.digest
     assert [one.custom_id for one in read_requests(packed)] == ["a", "c"]
 
 
 def test_file_changed_during_a_run_is_refused(tmp_path):
     path = put(tmp_path / "r.jsonl", [request("a"), request("b"), request("c")])
-    checked = check_file(path, admit=ANY.admit)
+    checked = check_file(path, admit=ANY.check_model)
     put(path, [request("a"), request("x"), request("c")])
     reading = read_requests(checked)
     assert next(reading).custom_id == "a"
@@ -233,11 +233,11 @@ def test_file_changed_during_a_run_is_refused(tmp_path):
 def test_file_without_a_request_is_refused(tmp_path, text, says):
     (tmp_path / "r.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=says):
-        check_file(tmp_path / "r.jsonl", admit=ANY.admit)
+        check_file(tmp_path / "r.jsonl", admit=ANY.check_model)
 
 
 def test_example_has_no_refused_request():
-    checked = check_file(EXAMPLE, admit=ANY.admit)
+    checked = check_file(EXAMPLE, admit=ANY.check_model)
     assert not checked.refused
     assert len(checked.custom_ids) == 8
 
@@ -249,8 +249,8 @@ def test_unnamed_model_serves_requests_for_all_other_names(tmp_path):
     (tmp_path / "a=b").mkdir()
     models = read_models(["one=models/one", "two=org/two", str(tmp_path / "a=b")])
     assert models.named == {"one": "models/one", "two": "org/two"}
-    assert models.path_of("one") == "models/one"
-    assert models.path_of("gpt-4o") == str(tmp_path / "a=b")
+    assert models.path_for_name("one") == "models/one"
+    assert models.path_for_name("gpt-4o") == str(tmp_path / "a=b")
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from stoker.apps.batch_inference.request_file import check_file
 from stoker.apps.batch_inference.results import (
     KEY,
     count_totals,
-    error_lines,
     make_call_failed_error,
-    make_record,
+    make_error_lines,
+    make_log_record,
     write_responses,
 )
 from stoker.apps.batch_inference.run import convert_error_unless_fatal
@@ -32,7 +32,7 @@ def checked(tmp_path):
     lines = [{"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body} for name in "abcd"]
     lines.insert(1, {"custom_id": "wrong", "method": "GET", "url": "/v1/completions", "body": body})
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return check_file(tmp_path / "r.jsonl", admit=ModelPaths({}, "m").admit)
+    return check_file(tmp_path / "r.jsonl", admit=ModelPaths({}, "m").check_model)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def log(tmp_path, checked):
     """Yield a log with answers to a and c, out of order, and the model's error for b."""
     with RecordLog(tmp_path / "log", key=KEY) as log:
         for one in (answer("c", 4, text="é"), answer("b", 3, error=ApiError("too long")), answer("a", 1)):
-            log.append([make_record(one, digest=checked.digest)])
+            log.append([make_log_record(one, digest=checked.digest)])
         yield log
 
 
@@ -52,7 +52,7 @@ def test_answers_and_errors_come_in_the_order_of_the_requests(tmp_path, checked,
     totals, failed = count_totals(log), {"d": ApiError("line 5: lost", status=500)}
     assert (totals.answered, totals.prompt_tokens, totals.completion_tokens, totals.refused) == (2, 6, 4, {"b"})
     write_responses(tmp_path / "out", checked, log, totals)
-    lines = error_lines(checked, log, totals, failed)
+    lines = make_error_lines(checked, log, totals, failed)
     write_lines(tmp_path / "err", lines)
     assert [line["custom_id"] for line in read(tmp_path / "out")] == ["a", "c"]
     assert [line["custom_id"] for line in read(tmp_path / "err")] == ["wrong", "b", "d"]
@@ -64,15 +64,15 @@ def test_answers_and_errors_come_in_the_order_of_the_requests(tmp_path, checked,
 def test_no_character_of_an_answer_breaks_its_output_line(tmp_path, checked):
     text = "".join(map(chr, [*range(1, 0x20), 0x85, 0x2028, 0x2029, 0x1F600]))
     with RecordLog(tmp_path / "odd", key=KEY) as log:
-        log.append([make_record(answer("a", 1, text=text), digest=checked.digest)])
+        log.append([make_log_record(answer("a", 1, text=text), digest=checked.digest)])
         write_responses(tmp_path / "out", checked, log, count_totals(log))
     (line,) = read(tmp_path / "out")
     assert line["response"]["body"]["choices"][0]["message"]["content"] == text
 
 
 def test_response_line_has_the_openai_format_and_is_reproducible(checked):
-    line = make_record(answer("a", 1), digest=checked.digest)["line"]
-    assert line == make_record(answer("a", 1), digest=checked.digest)["line"]
+    line = make_log_record(answer("a", 1), digest=checked.digest)["line"]
+    assert line == make_log_record(answer("a", 1), digest=checked.digest)["line"]
     assert list(line) == ["id", "custom_id", "response", "error"]
     assert line["id"].startswith("batch_req_")
     assert line["error"] is None

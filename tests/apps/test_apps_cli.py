@@ -8,12 +8,12 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from stoker.apps.common.calls import Stopped, stop_on_signals
-from stoker.apps.common.command_line import columns, command
-from stoker.apps.common.runner import Attempt
+from stoker.apps.common.calls import StoppedBySignal, raise_on_signals
+from stoker.apps.common.command_line import align_next_steps, format_command
+from stoker.apps.common.runner import RunAttempt
 from stoker.apps.fact_verification.cli import command as facts
 from stoker.apps.fact_verification.options import VerificationOptions
-from stoker.apps.fact_verification.run import _next_steps
+from stoker.apps.fact_verification.run import _suggest_next_commands
 from stoker.apps.inference_sweep.cli import command as sweep
 from stoker.console import Progress, Screen
 from stoker.errors import ConfigError, RecipeError
@@ -77,18 +77,18 @@ def test_invalid_sweep_changes_no_file(here):
 
 def test_hint_uses_make_if_the_run_was_started_by_make(monkeypatch):
     monkeypatch.delenv("MAKELEVEL", raising=False)
-    assert command("app", "--all", through_make=True) == "stoker run app --all"
+    assert format_command("app", "--all", through_make=True) == "stoker run app --all"
     monkeypatch.setenv("MAKELEVEL", "1")
-    assert command("app", "--all", through_make=True) == 'make run ARGS="--all"'
-    assert command("app", "--all") == "stoker run app --all"
-    assert columns([("a", "x"), ("long", "y")]) == ["  next: a      x", "        long   y"]
+    assert format_command("app", "--all", through_make=True) == 'make run ARGS="--all"'
+    assert format_command("app", "--all") == "stoker run app --all"
+    assert align_next_steps([("a", "x"), ("long", "y")]) == ["  next: a      x", "        long   y"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_second_signal_does_not_interrupt_the_shutdown(number):
     before = signal.getsignal(number)
-    with stop_on_signals():
-        with pytest.raises(Stopped):
+    with raise_on_signals():
+        with pytest.raises(StoppedBySignal):
             signal.raise_signal(number)
         signal.raise_signal(number)
     assert signal.getsignal(number) is before
@@ -175,7 +175,7 @@ def test_progress_display_shows_a_second_counter_as_a_rate(monkeypatch):
 
 def test_suggested_next_command_names_the_same_input_files(here):
     options = VerificationOptions(model="hub/m", claims=str(here / "my claims.csv"), limit=3)
-    steps = _next_steps(options, Attempt(), everything=5, prompts=3)
+    steps = _suggest_next_commands(options, RunAttempt(), everything=5, prompts=3)
     assert "run fact_verification --model hub/m --claims 'my claims.csv' --all " in steps[0]
 
 

@@ -9,7 +9,7 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
-from stoker.apps.fact_verification.options import SAMPLE, Claim, Label, read_claims, sample_claims
+from stoker.apps.fact_verification.options import SAMPLE, Claim, ClaimLabel, draw_claims, read_claims
 from stoker.datafile import read_lines, read_rows
 from stoker.errors import ConfigError
 
@@ -26,8 +26,8 @@ def put(folder, name, text):
 def test_jsonl_of_fever_is_read(tmp_path):
     claims = read_claims(put(tmp_path, "a.jsonl", JSONL))
     assert claims == [
-        Claim(id="7", claim="A.", label=Label.SUPPORTS, evidence="", place="line 1"),
-        Claim(id="8", claim="B, c.", label=Label.NOT_ENOUGH_INFO, evidence="", place="line 3"),
+        Claim(id="7", claim="A.", label=ClaimLabel.SUPPORTS, evidence="", place="line 1"),
+        Claim(id="8", claim="B, c.", label=ClaimLabel.NOT_ENOUGH_INFO, evidence="", place="line 3"),
     ]
     assert read_claims(put(tmp_path, "a.jsonl.gz", gzip.compress(JSONL.encode()))) == claims
 
@@ -35,8 +35,8 @@ def test_jsonl_of_fever_is_read(tmp_path):
 def test_csv_with_quotes_newlines_and_a_bom_is_read(tmp_path):
     claims = read_claims(put(tmp_path, "a.csv", b"\xef\xbb\xbf" + CSV.encode()))
     assert [(one.id, one.claim, one.label, one.evidence) for one in claims] == [
-        ("2", "A.", Label.REFUTES, ""),
-        ("4", 'B, "c".\nnext line', Label.SUPPORTS, "It is so."),
+        ("2", "A.", ClaimLabel.REFUTES, ""),
+        ("4", 'B, "c".\nnext line', ClaimLabel.SUPPORTS, "It is so."),
     ]
 
 
@@ -55,12 +55,12 @@ def test_parquet_with_lists_of_evidence_is_read(tmp_path):
         ("a.jsonl", '{"claim": "A.", "label": "MAYBE"}\n', ["line 1", "label is 'MAYBE'", "NOT ENOUGH INFO"]),
         ("a.jsonl", '{"claim": "A.", "label": "true", "id": [1]}\n', ["line 1", "id must be a number or text"]),
         ("a.jsonl", JSONL + JSONL, ["line 4", "id 7", "line 1"]),
-        ("a.jsonl", "[1]\n", ["line 1", "is list, must be an object"]),
+        ("a.jsonl", "[1]\n", ["line 1", "is a list, but must be a JSON object"]),
         ("a.jsonl", "", ["has no claims"]),
         ("a.csv", "claim,label\nA, b.,SUPPORTS\n", ["line 2", "has 3 cells, the header has 2"]),
         ("a.csv", 'claim,label\n"A.,SUPPORTS\n', ["line 2"]),
         ("a.parquet", "PAR1 nothing", ["cannot be read as Parquet"]),
-        ("a.txt", "A.", ["cannot tell its format", ".jsonl"]),
+        ("a.txt", "A.", ["its suffix names no known format", ".jsonl"]),
     ],
 )
 def test_invalid_claims_file_error_names_the_file_and_the_fault(tmp_path, name, text, says):
@@ -83,17 +83,17 @@ def test_missing_file_and_folder_are_refused(tmp_path):
 def test_shipped_sample_has_333_claims_of_each_label():
     claims = read_claims(SAMPLE)
     assert len(claims) == 999
-    assert all(sum(claim.label is label for claim in claims) == 333 for label in Label)
+    assert all(sum(claim.label is label for claim in claims) == 333 for label in ClaimLabel)
 
 
 def test_sampled_claims_keep_label_shares_and_file_order():
-    labels = [Label.SUPPORTS] * 60 + [Label.REFUTES] * 30 + [Label.NOT_ENOUGH_INFO] * 10
+    labels = [ClaimLabel.SUPPORTS] * 60 + [ClaimLabel.REFUTES] * 30 + [ClaimLabel.NOT_ENOUGH_INFO] * 10
     claims = [Claim(id=str(n), claim="x", label=label, evidence="", place="") for n, label in enumerate(labels)]
-    drawn = sample_claims(claims, limit=21, seed=3)
-    assert [sum(one.label is label for one in drawn) for label in Label] == [13, 6, 2]
+    drawn = draw_claims(claims, limit=21, seed=3)
+    assert [sum(one.label is label for one in drawn) for label in ClaimLabel] == [13, 6, 2]
     assert [int(one.id) for one in drawn] == sorted(int(one.id) for one in drawn)
-    assert drawn == sample_claims(claims, limit=21, seed=3) != sample_claims(claims, limit=21, seed=4)
-    assert sample_claims(claims, limit=None, seed=3) == claims == sample_claims(claims, limit=1000, seed=3)
+    assert drawn == draw_claims(claims, limit=21, seed=3) != draw_claims(claims, limit=21, seed=4)
+    assert draw_claims(claims, limit=None, seed=3) == claims == draw_claims(claims, limit=1000, seed=3)
 
 
 ROWS = [{"id": n, "claim": f"Claim {n} über {n * n}."} for n in range(2000)]
@@ -162,7 +162,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
 @pytest.mark.parametrize("text", [r'{"id": "\ud800"}', r'{"id": {"a": ["b\uDC00"]}}'])
 def test_lone_surrogate_is_refused_with_its_line(tmp_path, text):
     whole = r'{"id": "\ud83d\ude00 and \\ud800"}' + "\n"
-    with pytest.raises(ConfigError, match=r"line 2: holds \\u[0-9a-f]{4}, half of a character"):
+    with pytest.raises(ConfigError, match=r"line 2: contains \\u[0-9a-f]{4}, half of a character"):
         list(read_rows(put(tmp_path, "a.jsonl", whole + text + "\n")))
     [row] = read_rows(put(tmp_path, "b.jsonl", whole))
     assert row.fields["id"] == "\U0001f600 and \\ud800"
@@ -252,8 +252,16 @@ def test_rows_before_the_truncation_of_an_arrow_file_are_read(tmp_path):
         ("a.arrow", b"", "cannot be read as Arrow from its beginning"),
         ("a.arrow", b"ARROW1 and no more", "cannot be read as Arrow from its beginning"),
         ("a.feather", b"FEA1...", "a file of Feather version 1"),
-        ("a.arrow.gz", b"", "decompress it first; only .csv, .tsv, .jsonl, .ndjson files may be compressed"),
-        ("a.xlsx", b"", "name it .csv, .tsv, .jsonl, .ndjson, .parquet, .arrow, .feather, .ipc"),
+        (
+            "a.arrow.gz",
+            b"",
+            "is compressed; decompress it, because only .csv, .tsv, .jsonl, .ndjson files may be compressed",
+        ),
+        (
+            "a.xlsx",
+            b"",
+            "give the file one of the suffixes .csv, .tsv, .jsonl, .ndjson, .parquet, .arrow, .feather, .ipc",
+        ),
     ],
 )
 def test_files_without_a_table_are_refused(tmp_path, name, data, says):

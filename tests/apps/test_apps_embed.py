@@ -12,7 +12,7 @@ from tiny_encoder import write_tiny_encoder
 
 from stoker.apps.common.data_rows import DataItem
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
-from stoker.apps.embed.run import first_error, make_records, write_npy, write_parquet
+from stoker.apps.embed.run import format_first_error, make_log_records, write_npy, write_parquet
 from stoker.errors import StokerError
 
 VECTORS = {"a": [1.0, 2.0], "c": [-0.5, 0.25]}
@@ -24,7 +24,7 @@ def items(*ids: str) -> list[DataItem]:
 
 def records() -> tuple[dict[Any, Any], dict[Any, Any]]:
     vectors = [np.float32(VECTORS["a"]).tobytes(), b"", np.float32(VECTORS["c"]).tobytes()]
-    made, failed = make_records(("a", "b", "c"), EmbeddedTexts(0, vectors, ["", "too long", ""], 9, 0.1))
+    made, failed = make_log_records(("a", "b", "c"), EmbeddedTexts(0, vectors, ["", "too long", ""], 9, 0.1))
     return {(each["id"],): each for each in made}, {(each["id"],): each for each in failed}
 
 
@@ -47,8 +47,8 @@ def test_numpy_array_has_nan_for_a_text_without_a_vector(tmp_path: Path) -> None
 
 def test_error_names_the_line_of_the_first_text_without_vector() -> None:
     _, failed = records()
-    assert first_error(items("a", "b", "c"), failed, file=Path("t.csv")) == "t.csv: line 2: row b: too long"
-    assert first_error(items("a", "c"), failed, file=Path("t.csv")) == ""
+    assert format_first_error(items("a", "b", "c"), failed, file=Path("t.csv")) == "t.csv: line 2: row b: too long"
+    assert format_first_error(items("a", "c"), failed, file=Path("t.csv")) == ""
 
 
 def test_missing_vectors_are_refused(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_other_texts_have_vectors_if_a_text_is_rejected() -> None:
 def test_empty_cell_is_not_embedded(tmp_path: Path, cells: list[Any]) -> None:
     from stoker.apps.common.data_rows import check_rows
     from stoker.apps.embed.options import EmbedOptions
-    from stoker.apps.embed.run import _requests
+    from stoker.apps.embed.run import _make_missing_requests
 
     if isinstance(cells[0], float):
         pyarrow.parquet.write_table(pyarrow.table({"text": [cells[0]]}), tmp_path / "t.parquet")
@@ -86,7 +86,7 @@ def test_empty_cell_is_not_embedded(tmp_path: Path, cells: list[Any]) -> None:
         path, expected = tmp_path / "t.jsonl", ("", "a")
         path.write_text("".join(json.dumps({"text": cell}) + "\n" for cell in cells))
     rows = check_rows(path, column="", wanted={"--text": ("text",)}, texts=True)
-    [request] = _requests(EmbedOptions(text="text"), rows, {}, sent={})  # type: ignore[arg-type]
+    [request] = _make_missing_requests(EmbedOptions(text="text"), rows, {}, sent={})  # type: ignore[arg-type]
     assert request.texts == expected
     [note] = rows.notes
     assert "text is empty in 1 of" in note
@@ -132,13 +132,13 @@ def test_embed_command_explains_unusable_input(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.csv").write_text("said,n\nparis lies in france,1\n")
     (tmp_path / "t.jsonl").write_text('{"said": "paris lies in france", "n": 1}\n')
-    monkeypatch.setattr("stoker.apps.embed.run._infer", _reads_requests)
+    monkeypatch.setattr("stoker.apps.embed.run._run_missing_calls", _reads_requests)
     result = CliRunner().invoke(command, [each.format(model=model) for each in arguments[1:]])
     assert result.exit_code != 0
     assert said in result.output + str(result.exception or "")
 
 
 def _reads_requests(work: Any, options: Any, recipe: Any, rows: Any) -> None:
-    from stoker.apps.embed.run import _requests
+    from stoker.apps.embed.run import _make_missing_requests
 
-    list(_requests(options, rows, work.log, sent={}))
+    list(_make_missing_requests(options, rows, work.log, sent={}))

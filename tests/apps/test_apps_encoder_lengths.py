@@ -9,7 +9,13 @@ import pytest
 
 from stoker.apps.encoder_lengths import run
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
-from stoker.apps.encoder_lengths.run import advice, format_length_table, sample_texts, too_long, unsteady
+from stoker.apps.encoder_lengths.run import (
+    format_advice,
+    format_disturbance_warning,
+    format_length_table,
+    format_length_warning,
+    sample_texts,
+)
 from stoker.contexts import EncoderProfile, lengths_that_pay
 from stoker.contexts.length_profiles import LengthTime
 from stoker.errors import ConfigError
@@ -39,7 +45,7 @@ def test_length_table_has_a_row_for_each_length() -> None:
 
 def test_advice_has_a_line_of_code_with_the_useful_lengths() -> None:
     stairs = profile(*(0.001 * step for step in range(1, 5)), dtype="float16", compiled=True)
-    lines = advice("models/m", stairs, lengths_that_pay(stairs))
+    lines = format_advice("models/m", stairs, lengths_that_pay(stairs))
     assert "less time than the longest alone" in lines[0]
     assert lines[2].strip() == (
         "encoder_family('models/m', lengths=[64, 128, 192, 256], dtype='float16', compiled=True)"
@@ -49,20 +55,22 @@ def test_advice_has_a_line_of_code_with_the_useful_lengths() -> None:
 
 def test_advice_is_one_runtime_if_all_lengths_take_equal_time() -> None:
     flat = profile(0.005, 0.005, 0.005, is_compiled=False)
-    lines = advice("models/m", flat, lengths_that_pay(flat))
+    lines = format_advice("models/m", flat, lengths_that_pay(flat))
     assert lines[0] == "one runtime is enough, of 192 tokens: shorter runtimes would save less than 5%"
     assert lines[2].strip() == "encoder('models/m', length=192)"
     assert "nothing was compiled on this device" in lines[-1]
 
 
 def test_texts_longer_than_every_runtime_are_counted() -> None:
-    assert too_long(profile(0.001, 0.002), [1, 128, 129]).startswith("1 of 3 texts have more than 128 tokens")
-    assert too_long(profile(0.001, 0.002), [1, 128]) == ""
+    assert format_length_warning(profile(0.001, 0.002), [1, 128, 129]).startswith(
+        "1 of 3 texts have more than 128 tokens"
+    )
+    assert format_length_warning(profile(0.001, 0.002), [1, 128]) == ""
 
 
 def test_unsteady_times_are_reported() -> None:
-    assert unsteady(profile(0.001, 0.002)) == ""
-    assert "differ by 10% from their median" in unsteady(profile(0.0002, 0.0002))
+    assert format_disturbance_warning(profile(0.001, 0.002)) == ""
+    assert "differ by 10% from their median" in format_disturbance_warning(profile(0.0002, 0.0002))
 
 
 # ---- a user's texts

@@ -35,8 +35,8 @@ def test_equal_loaders_of_a_model_share_one_context(model):
         assert model_recipe(tuning.language_model, model, dtype="bfloat16", slots=slots).key != recipe.key
     assert facts_run.make_recipe(VerificationOptions(model=str(model)))[0].slots == 1
     written = {
-        ModelPaths(named={}, every=str(model)).recipe("m", Endpoint.CHAT).key,
-        run._recipe(SweepModel("m", str(model))).key,
+        ModelPaths(named={}, every=str(model)).make_recipe("m", Endpoint.CHAT).key,
+        run._make_recipe(SweepModel("m", str(model))).key,
     }
     assert written == {stoker.causal_lm(model).key}
 

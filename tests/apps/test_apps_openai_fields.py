@@ -21,7 +21,7 @@ from openai.types.chat import (
 
 from stoker.apps.batch_inference.options import ModelPaths
 from stoker.apps.batch_inference.request_file import RefusedLine, check_file, parse_request_line
-from stoker.apps.common.openai_answers import Choice, answer_body
+from stoker.apps.common.openai_answers import Choice, build_answer_body
 from stoker.apps.common.openai_requests import (
     ENGINE_FIELDS,
     HONOURED,
@@ -42,13 +42,13 @@ QUESTION = {"role": "user", "content": "Say hi"}
 
 def by_gateway(endpoint: Endpoint, body: dict, *, models: ModelPaths = ANY) -> ApiRequest:
     request = parse_model_request(json.dumps(body).encode(), endpoint=endpoint, name="r").request
-    models.admit(request)
+    models.check_model(request)
     return request
 
 
 def by_batch(endpoint: Endpoint, body: dict, *, models: ModelPaths = ANY) -> ApiRequest:
     line = {"custom_id": "r", "method": "POST", "url": endpoint.value, "body": body}
-    found = parse_request_line(Line(0, json.dumps(line).encode()), seen={}, admit=models.admit)
+    found = parse_request_line(Line(0, json.dumps(line).encode()), seen={}, admit=models.check_model)
     if isinstance(found, RefusedLine):
         raise RequestRefused(found.error.message, param=found.error.param)
     return found
@@ -80,7 +80,7 @@ def test_request_field_has_only_one_classification():
 
 @BOTH
 def test_openai_response_message_is_accepted_in_a_later_request(read):
-    own = answer_body(Endpoint.CHAT, [Choice("Hi", "stop", 3, 1)], name="n", model="m", created=1)
+    own = build_answer_body(Endpoint.CHAT, [Choice("Hi", "stop", 3, 1)], name="n", model="m", created=1)
     openais = {
         "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "gpt", "service_tier": "default",
         "choices": [
@@ -97,7 +97,7 @@ def test_openai_response_message_is_accepted_in_a_later_request(read):
             found = read(Endpoint.CHAT, {"model": "m", "messages": [QUESTION, dumped, QUESTION]})
             assert found.messages[1] == ChatMessage("assistant", "Hi")
     answer = Completion.model_validate(
-        answer_body(Endpoint.COMPLETIONS, [Choice(" hi", "stop", 3, 1)], name="n", model="m", created=1)
+        build_answer_body(Endpoint.COMPLETIONS, [Choice(" hi", "stop", 3, 1)], name="n", model="m", created=1)
     ).model_dump()
     again = read(Endpoint.COMPLETIONS, {"model": "m", "prompt": "Say" + answer["choices"][0]["text"], "suffix": None})
     assert again.texts == ("Say hi",)
@@ -180,5 +180,5 @@ def test_ignored_fields_of_a_request_file_are_listed(tmp_path):
     body = {"model": "m", "messages": [{**QUESTION, "annotations": []}], "user": "ana"}
     lines = [{"custom_id": f"r{n}", "method": "POST", "url": Endpoint.CHAT.value, "body": body} for n in range(3)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    checked = check_file(path, admit=ANY.admit)
+    checked = check_file(path, admit=ANY.check_model)
     assert (checked.refused, checked.ignored) == ((), ("messages[].annotations", "user"))

@@ -11,7 +11,7 @@ import pytest
 from cli.command_line import Stoker
 from tiny_model import write_tiny_model
 
-from stoker.apps.model_profile.run import grid
+from stoker.apps.model_profile.run import format_grid
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.step_times import StepTimes
 
@@ -21,10 +21,10 @@ LIMIT_S = 150
 
 def test_profile_table_has_a_column_for_each_context_length() -> None:
     cells = [(1.0, 64.0, 0.0021, 5), (1.0, 130.0, 0.0123, 5), (8.0, 64.0, 1.5, 5)]
-    assert [line.split() for line in grid(cells, rows="requests")] == [
+    assert [line.split() for line in format_grid(cells, rows="requests")] == [
         ["requests", "64", "128"], ["1", "2.10", "12.3"], ["8", "1,500", "·"],
     ]  # fmt: skip
-    assert len(grid([(1.0, 2.0**power, 0.1, 1) for power in range(20)], rows="tokens")[0].split()) <= 13
+    assert len(format_grid([(1.0, 2.0**power, 0.1, 1) for power in range(20)], rows="tokens")[0].split()) <= 13
 
 
 def test_profile_refuses_a_site_together_with_a_session() -> None:

@@ -3,9 +3,9 @@ import pytest
 from stoker.apps.fact_verification.options import (
     SHIPPED,
     SHIPPED_EVIDENCE,
-    Answers,
+    AnswerWords,
     Claim,
-    Label,
+    ClaimLabel,
     PromptTemplate,
     read_prompts,
 )
@@ -26,7 +26,7 @@ def test_shipped_prompt_templates_end_without_trailing_space():
 
 def test_filled_template_keeps_braces_in_claims_unchanged():
     prompt = PromptTemplate(name="a", text="{ {evidence}|{claim}|{")
-    claim = Claim(id="1", claim="say {evidence}", label=Label.SUPPORTS, evidence="{claim}", place="")
+    claim = Claim(id="1", claim="say {evidence}", label=ClaimLabel.SUPPORTS, evidence="{claim}", place="")
     assert (prompt.prefix, prompt.fill(claim)) == ("{ ", "{claim}|say {evidence}|{")
 
 
@@ -34,7 +34,7 @@ def test_prompt_digest_changes_with_text_and_answers(tmp_path):
     one = PromptTemplate(name="a", text="x {claim}")
     assert one.digest == PromptTemplate(name="b", text="x {claim}").digest
     assert one.digest != PromptTemplate(name="a", text="y {claim}").digest
-    assert one.digest != PromptTemplate(name="a", text="x {claim}", answers=Answers(" a", " b", " c")).digest
+    assert one.digest != PromptTemplate(name="a", text="x {claim}", answers=AnswerWords(" a", " b", " c")).digest
 
 
 def test_jsonl_templates_are_read(tmp_path):

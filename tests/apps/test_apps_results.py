@@ -13,19 +13,19 @@ from stoker.apps.fact_verification.functions import Question, Scores, verify
 from stoker.apps.fact_verification.options import LABELS, Claim, PromptTemplate
 from stoker.apps.fact_verification.results import (
     KEY,
-    best_of,
-    calibrated_label_indices,
-    compare,
-    confusion,
-    figures,
-    make_records,
-    make_rows,
+    choose_calibrated_labels,
+    compare_prompts,
+    compute_prompt_figures,
+    count_confusions,
+    find_best_prompt,
+    make_log_records,
+    make_result_rows,
     mcnemar_p_value,
-    wilson,
+    wilson_interval,
     write_results,
     write_timeline,
 )
-from stoker.apps.fact_verification.run import explain, plan
+from stoker.apps.fact_verification.run import name_failed_claims, plan_missing_calls
 from stoker.errors import StokerError
 from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus
 from stoker.protocol.to_client import Status
@@ -56,20 +56,20 @@ def scores(prompt, claims, *, number=0):
 @pytest.fixture
 def log(tmp_path):
     with RecordLog(tmp_path / "log", key=KEY) as log:
-        for number, call in enumerate(plan([GOOD, BAD], CLAIMS, log, batch_size=8)):
-            log.append(make_records(*call, scores(*call, number=number)))
+        for number, call in enumerate(plan_missing_calls([GOOD, BAD], CLAIMS, log, batch_size=8)):
+            log.append(make_log_records(*call, scores(*call, number=number)))
         yield log
 
 
 def test_plan_contains_only_claims_without_a_result(tmp_path):
     with RecordLog(tmp_path / "log", key=KEY) as log:
-        calls = plan([GOOD, BAD], CLAIMS, log, batch_size=8)
+        calls = plan_missing_calls([GOOD, BAD], CLAIMS, log, batch_size=8)
         assert [(prompt.name, len(claims)) for prompt, claims in calls] == [
             ("good", 8), ("good", 8), ("good", 8), ("good", 6), ("bad", 8), ("bad", 8), ("bad", 8), ("bad", 6),
         ]  # fmt: skip
         for call in (calls[1], calls[6]):
-            log.append(make_records(*call, scores(*call)))
-        left = plan([GOOD, BAD], CLAIMS, log, batch_size=8)
+            log.append(make_log_records(*call, scores(*call)))
+        left = plan_missing_calls([GOOD, BAD], CLAIMS, log, batch_size=8)
         asked = [(prompt.name, claim.id) for prompt, claims in left for claim in claims]
         there = [
             (prompt.name, claim.id) for prompt in (GOOD, BAD) for claim in CLAIMS if (prompt.digest, claim.id) in log
@@ -79,38 +79,38 @@ def test_plan_contains_only_claims_without_a_result(tmp_path):
 
 
 def test_result_rows_keep_claim_order_for_any_order_of_calls(tmp_path, log):
-    rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
+    rows = make_result_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
     with RecordLog(tmp_path / "other", key=KEY) as other:
-        for number, call in reversed(list(enumerate(plan([GOOD, BAD], CLAIMS, other, batch_size=8)))):
-            other.append(make_records(*call, scores(*call, number=number)))
-        assert make_rows([GOOD, BAD], CLAIMS, other, calibrate=True) == rows
+        for number, call in reversed(list(enumerate(plan_missing_calls([GOOD, BAD], CLAIMS, other, batch_size=8)))):
+            other.append(make_log_records(*call, scores(*call, number=number)))
+        assert make_result_rows([GOOD, BAD], CLAIMS, other, calibrate=True) == rows
     assert [(row.prompt, row.claim_id) for row in rows] == [(p, c.id) for p in ("good", "bad") for c in CLAIMS]
 
 
 def test_accuracy_is_computed_with_and_without_calibration(log):
-    good, bad = figures(make_rows([GOOD, BAD], CLAIMS, log, calibrate=True))
+    good, bad = compute_prompt_figures(make_result_rows([GOOD, BAD], CLAIMS, log, calibrate=True))
     # With calibration, the answer to claims 0, 10 and 20 is SUPPORTS, which is right for claim 0 only. Without
     # calibration, every answer is REFUTES.
     assert (good.right, good.raw_right) == (28, 10)
     assert good.matrix == [[10, 0, 0], [1, 9, 0], [1, 0, 9]]
     assert good.recall_by_label == [1.0, 0.9, 0.9]
     assert good.low < 28 / 30 < good.high
-    assert good.rate == pytest.approx(2.0)
+    assert good.claims_per_second == pytest.approx(2.0)
     assert bad.raw_right == 10
-    raw_good, raw_bad = figures(make_rows([GOOD, BAD], CLAIMS, log, calibrate=False))
+    raw_good, raw_bad = compute_prompt_figures(make_result_rows([GOOD, BAD], CLAIMS, log, calibrate=False))
     assert (raw_good.right, raw_bad.right) == (10, 10)
-    assert best_of([bad, good]) is good
+    assert find_best_prompt([bad, good]) is good
 
 
 def test_missing_result_raises_an_error(tmp_path):
     with RecordLog(tmp_path / "log", key=KEY) as log:
-        log.append(make_records(GOOD, CLAIMS[:29], scores(GOOD, CLAIMS[:29])))
+        log.append(make_log_records(GOOD, CLAIMS[:29], scores(GOOD, CLAIMS[:29])))
         with pytest.raises(StokerError, match="no result for claim 29 with good"):
-            make_rows([GOOD], CLAIMS, log, calibrate=True)
+            make_result_rows([GOOD], CLAIMS, log, calibrate=True)
 
 
 def test_parquet_and_jsonl_result_files_have_equal_rows(tmp_path, log):
-    rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
+    rows = make_result_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
     write_results(rows, tmp_path / "a.parquet", kind="parquet")
     write_results(rows, tmp_path / "a.jsonl", kind="jsonl")
     table = pyarrow.parquet.read_table(tmp_path / "a.parquet").to_pylist()
@@ -121,7 +121,7 @@ def test_parquet_and_jsonl_result_files_have_equal_rows(tmp_path, log):
 
 
 def test_timeline_has_a_bar_for_each_call(tmp_path, log):
-    write_timeline(make_rows([GOOD, BAD], CLAIMS, log, calibrate=True), tmp_path / "t.json")
+    write_timeline(make_result_rows([GOOD, BAD], CLAIMS, log, calibrate=True), tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     bars = [event for event in events if event["ph"] == "X"]
     assert [bar["args"]["claims"] for bar in bars] == [8, 8, 8, 6] * 2
@@ -131,44 +131,46 @@ def test_timeline_has_a_bar_for_each_call(tmp_path, log):
 
 def attempt(**more):
     facts = ContextFacts(hot=2, pilots=1, devices=2, loads=2, load_total_s=0.8, calls=8)
-    return results.Attempt(
+    return results.RunAttempt(
         **{"wall_s": 15.0, "made": 60, "kept": 0, "calls": 8, "infer_s": 30.0, "facts": facts, **more}
     )
 
 
 def test_report_shows_accuracy_significance_and_cost(log):
-    rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
-    made = figures(rows)
-    _, head, good, bad = results.results_table(made)
+    rows = make_result_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
+    made = compute_prompt_figures(rows)
+    _, head, good, bad = results.format_results_table(made)
     assert len(head) >= len(bad)
     assert "93.3 %  (78.7-98.2)" in good
     assert good.endswith("   best")
     # Each column is aligned with its header.
     for name, share in zip(results.SHORT, ("100.0", "90.0", "90.0"), strict=True):
         assert good[: head.index(name) + len(name)].endswith(share)
-    verdict = "\n".join(results.verdict(rows, made, calibrated=True))
+    verdict = "\n".join(results.format_verdict(rows, made, calibrated=True))
     assert "ahead of bad by more than chance (McNemar p < 0.001)" in verdict
     assert "constant answer" not in verdict
     assert "uncalibrated 33.3, 33.3 %" in verdict
-    cost = "\n".join(results.cost_lines(attempt()))
+    cost = "\n".join(results.format_cost(attempt()))
     assert "60 inferences in 15 s, 4.0/s on 2 devices" in cost
     assert "30 s inferring, 0.8 s loading (2 loads, 6 calls found it hot)" in cost
     assert "if each of the 8 calls had loaded its context, the loads would have taken 3.2 s of device time" in cost
-    tables = results.confusion_tables(made)
+    tables = results.format_confusion_tables(made)
     assert len(tables) == 8
     assert tables[2].split()[-3:] == ["1", "9", "0"]
 
 
 def test_report_names_differences_within_chance(log):
-    rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=False)
-    verdict = "\n".join(results.verdict(rows, figures(rows), calibrated=False))
+    rows = make_result_rows([GOOD, BAD], CLAIMS, log, calibrate=False)
+    verdict = "\n".join(results.format_verdict(rows, compute_prompt_figures(rows), calibrated=False))
     assert "but bad has as many right answers" in verdict
     assert "not shown to be better than the constant answer SUPPORTS (33.3 %)" in verdict
     assert "this small model" not in verdict
-    assert "this small model" in "\n".join(results.verdict(rows, figures(rows), calibrated=False, demo=True))
+    assert "this small model" in "\n".join(
+        results.format_verdict(rows, compute_prompt_figures(rows), calibrated=False, demo=True)
+    )
     assert "calibrated" not in verdict
-    calibrated = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
-    assert compare(calibrated, "good", "bad") < 0.001
+    calibrated = make_result_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
+    assert compare_prompts(calibrated, "good", "bad") < 0.001
 
 
 def test_verification_call_returns_label_scores_and_its_run_time():
@@ -190,10 +192,10 @@ def test_verification_call_returns_label_scores_and_its_run_time():
     with pytest.raises(StokerError) as caught:
         verify.function(Toy(), Question(number=1, prefix="p", texts=("a", "b"), words=("",)))
     calls = [(GOOD, ()), (GOOD, tuple(CLAIMS[3:5]))]
-    told = explain(caught.value, calls, file=Path("c.csv"))
+    told = name_failed_claims(caught.value, calls, file=Path("c.csv"))
     assert str(told) == "c.csv: line 4: claims 3 to 4 (2) with the template good: prompt 1 has 9000 tokens"
     other = StokerError("the session is over")
-    assert explain(other, calls, file=Path("c.csv")) is other
+    assert name_failed_claims(other, calls, file=Path("c.csv")) is other
 
 
 def test_context_facts_include_only_the_named_contexts():
@@ -228,15 +230,15 @@ def test_context_facts_include_only_the_named_contexts():
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
 def test_wilson_gives_the_published_intervals(right, total, low, high):
-    assert wilson(right, total) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+    assert wilson_interval(right, total) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
 
 
 @given(st.integers(0, 500), st.integers(1, 500))
 def test_wilson_interval_contains_the_share_and_is_symmetric(right, total):
     right = min(right, total)
-    low, high = wilson(right, total)
+    low, high = wilson_interval(right, total)
     assert 0.0 <= low <= right / total <= high <= 1.0
-    mirrored = wilson(total - right, total)
+    mirrored = wilson_interval(total - right, total)
     assert mirrored == (pytest.approx(1 - high, abs=1e-12), pytest.approx(1 - low, abs=1e-12))
 
 
@@ -259,7 +261,7 @@ def test_mcnemar_p_value_is_twice_the_binomial_tail(more, fewer):
 
 
 def test_confusion_counts_truth_by_answer():
-    assert confusion([0, 0, 1, 2], [0, 1, 1, 0], labels=3) == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
+    assert count_confusions([0, 0, 1, 2], [0, 1, 1, 0], labels=3) == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
 
 
 def test_calibration_removes_the_bias_for_a_label():
@@ -268,11 +270,11 @@ def test_calibration_removes_the_bias_for_a_label():
     # The scores favour the true label, but give the second label five nats too many.
     scores = [[(2.0 if label == true else 0.0) + (5.0 if label == 1 else 0.0) for label in range(3)] for true in truth]
     assert {row.index(max(row)) for row in scores} == {1}
-    assert calibrated_label_indices(scores) == truth
+    assert choose_calibrated_labels(scores) == truth
 
 
 def test_calibration_ignores_the_likelihood_common_to_a_row():
     scores = [[-1.0, -2.0, -3.0], [-3.0, -1.0, -2.0], [-2.0, -3.0, -1.0]]
     shifted = [[score - 100.0 * row for score in one] for row, one in enumerate(scores)]
-    assert calibrated_label_indices(shifted) == calibrated_label_indices(scores) == [0, 1, 2]
-    assert calibrated_label_indices([]) == []
+    assert choose_calibrated_labels(shifted) == choose_calibrated_labels(scores) == [0, 1, 2]
+    assert choose_calibrated_labels([]) == []

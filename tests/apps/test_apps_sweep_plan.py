@@ -1,9 +1,9 @@
 import msgspec
 import pytest
 
-from stoker.apps.inference_sweep.functions import Request, generate
+from stoker.apps.inference_sweep.functions import SweepRequest, generate
 from stoker.apps.inference_sweep.plan import EXAMPLE, read_sweep
-from stoker.apps.inference_sweep.run import KEY, first_error, make_records, make_rows, plan_calls
+from stoker.apps.inference_sweep.run import KEY, format_first_error, make_log_records, make_result_rows, plan_calls
 from stoker.errors import ConfigError
 from stoker.run_folder import RecordLog
 
@@ -143,14 +143,14 @@ def test_other_rows_have_results_if_the_model_rejects_a_row(files, tmp_path):
         calls = list(plan_calls(combined, sweep.rows, log, batch_size=8))
         for number, (combination, items) in enumerate(calls):
             texts = tuple(combination.prompt.fill(item.fields) for item in items)
-            request = Request(number, texts, (5, 6, 7), **combination.parameters)
+            request = SweepRequest(number, texts, (5, 6, 7), **combination.parameters)
             ids = tuple(item.id for item in items)
-            records, unmade = make_records(combination, ids, generate.function(Toy(), request))
+            records, unmade = make_log_records(combination, ids, generate.function(Toy(), request))
             log.append(records)
             failed.append(unmade)
-        rows = list(make_rows(sweep, log, failed))
+        rows = list(make_result_rows(sweep, log, failed))
         again = list(plan_calls(combined, sweep.rows, log, batch_size=8))
-        said = first_error(sweep, failed)
+        said = format_first_error(sweep, failed)
     assert [(row["id"], row["output"] is None, row["error"]) for row in rows] == 2 * [
         ("2", False, ""),
         ("3", True, "the prompt has 9005 tokens"),

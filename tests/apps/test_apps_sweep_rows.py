@@ -20,14 +20,14 @@ from stoker.apps.common import calls, data_rows
 from stoker.apps.common.command_line import RunChoice
 from stoker.apps.common.data_rows import DataItem, DataRows, check_rows
 from stoker.apps.inference_sweep import run
-from stoker.apps.inference_sweep.functions import Request
+from stoker.apps.inference_sweep.functions import SweepRequest
 from stoker.apps.inference_sweep.plan import SweepModel
 from stoker.contexts import Recipe
 from stoker.datafile import Row, read_rows, write_rows
 from stoker.errors import ConfigError
 
 WANTED = {"plain": ("question",)}
-HELD = frozenset((Row, DataItem, Request))
+HELD = frozenset((Row, DataItem, SweepRequest))
 """All types whose objects contain the texts of a row."""
 
 
@@ -115,12 +115,12 @@ def test_sweep_keeps_few_of_many_rows_in_memory(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data_rows, "read_rows", counted)
-    monkeypatch.setattr(run, "_recipe", recipe_of)
+    monkeypatch.setattr(run, "_make_recipe", recipe_of)
     monkeypatch.setattr(run, "MOST_ROWS_AHEAD", 20 * batch)
     monkeypatch.setattr(run, "LEAST_CALLS_AHEAD", 4)
     monkeypatch.setattr(run, "SentRows", WatchedRows)
     given = {"sweep": "sweep.toml", "batch_size": batch}
-    code = run.run(given, RunChoice(out=Path("run"), json=True))
+    code = run.run_sweep(given, RunChoice(out=Path("run"), json=True))
     assert code == 1, "the model refuses a row"
     assert passes >= 4
     assert len(held) >= 3 * 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.apps.common.answer_parsing import REASONING, CallParser, ReasoningParser, detect_reasoning_marks
+from stoker.apps.common.answer_parsing import REASONING, CallParser, ReasoningParser, detect_reasoning_parser
 from stoker.apps.common.tool_calls import (
     FORMATS,
     AnswerDelta,
@@ -185,6 +185,6 @@ def test_reasoning_is_separated_from_the_answer(text, prompt, thought, said):
 
 
 def test_reasoning_format_is_detected_from_the_chat_template():
-    assert detect_reasoning_marks("{{ content.split('</think>')[-1] }}") == "deepseek_r1"
-    assert detect_reasoning_marks("[THINK]{{ thinking }}[/THINK]") == "mistral"
-    assert detect_reasoning_marks("{{ content }}") == "none"
+    assert detect_reasoning_parser("{{ content.split('</think>')[-1] }}") == "deepseek_r1"
+    assert detect_reasoning_parser("[THINK]{{ thinking }}[/THINK]") == "mistral"
+    assert detect_reasoning_parser("{{ content }}") == "none"

@@ -13,11 +13,11 @@ if not all(map(find_spec, ("openai", "starlette", "prometheus_client"))):
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from stoker.apps.common.openai_answers import TextPiece, answer_body, build_prompts, complete, stream_text
+from stoker.apps.common.openai_answers import TextPiece, build_answer_body, build_prompts, complete_prompt, stream_text
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused, parse_request_body
 from stoker.apps.gateway.streaming import ChunkEncoder
 from stoker.contexts.ambient import RelayedTexts
-from stoker.contexts.inference.adapter import Finish, NewToken
+from stoker.contexts.inference.adapter import FinishReason, NewToken
 from stoker.contexts.text_writer import Completion, CompletionStream, CompletionTexts, CompletionToken
 
 WEATHER = {
@@ -45,7 +45,7 @@ CALL = 'I look.<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}
 class WrittenGeneration:
     """A stand-in for an engine's `Generation`, with the methods that readers of texts use."""
 
-    def __init__(self, texts: list[str], finish: Finish) -> None:
+    def __init__(self, texts: list[str], finish: FinishReason) -> None:
         self._texts, self._finish, self.made = texts, finish, 0
 
     def tokens(self):
@@ -83,7 +83,7 @@ class WritingModel:
         *first, last = self._tokens()
         tokens = [CompletionToken(text, logprobs=((text, -1.0, ()),)) for text in first]
         tokens.append(CompletionToken(last, self.finish, ((last, -1.0, ()),)))
-        texts = CompletionTexts(lambda _sink: WrittenGeneration(self._tokens(), Finish(self.finish)))
+        texts = CompletionTexts(lambda _sink: WrittenGeneration(self._tokens(), FinishReason(self.finish)))
         return CompletionStream((token for token in tokens), texts)
 
     def _tokens(self):
@@ -105,8 +105,8 @@ def strict(kind, body):
 def answer(model: WritingModel, **fields):
     request = read(**fields)
     [prompt] = build_prompts(model, request)
-    choice = complete(model, request, prompt, place=0)
-    body = json.loads(msgspec.json.encode(answer_body(Endpoint.CHAT, [choice], name="n", model="m", created=1)))
+    choice = complete_prompt(model, request, prompt, place=0)
+    body = json.loads(msgspec.json.encode(build_answer_body(Endpoint.CHAT, [choice], name="n", model="m", created=1)))
     assert body["usage"]["completion_tokens"] == len(model._tokens())
     return strict(ChatCompletion, body)
 
@@ -119,8 +119,8 @@ def streamed(model: WritingModel, **fields) -> tuple[str, str, list[list[str]], 
     for piece in stream_text(model, request, prompt, place=0):
         pieces.extend(piece if isinstance(piece, RelayedTexts) else (piece,))
     chunks = ChunkEncoder(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
-    lines = chunks.events(0, pieces).decode().split("\n\n")[:-1]
-    chunks.end()
+    lines = chunks.encode_pieces(0, pieces).decode().split("\n\n")[:-1]
+    chunks.encode_end()
     assert chunks.written == len(model._tokens())
     reasoning, text, calls, finish = "", "", dict[int, list[str]](), ""
     for line in lines:
@@ -191,7 +191,7 @@ def test_reasoning_comes_before_text_and_calls():
 def test_requested_tool_format_overrides_that_of_the_template():
     request = msgspec.structs.replace(read(tools=[WEATHER]), tool_parser="mistral", reasoning_parser="none")
     model = WritingModel('<think></think>[TOOL_CALLS]get_weather{"city": "Rome"}', template=HERMES + "</think>")
-    choice = complete(model, request, "prompt", place=0)
+    choice = complete_prompt(model, request, "prompt", place=0)
     assert (choice.text, choice.calls[0].name) == ("<think></think>", "get_weather")
 
 

@@ -11,11 +11,11 @@ from stoker.errors import ConfigError
 from stoker.tuning import order as tuning_order
 from stoker.tuning import pace as tuning_pace
 from stoker.tuning.bank import build, candidates
-from stoker.tuning.bank.candidates import Candidate, key_of, read_candidates
+from stoker.tuning.bank.candidates import Candidate, hash_prompt, read_candidates
 from stoker.tuning.bank.store import open_bank
 from stoker.tuning.encoding import encode_prompt, encode_samples
 from stoker.tuning.job import PLACE, Metric, Prompt, Sample, split
-from stoker.tuning.order import BankPlace, Initial, Order, Saved
+from stoker.tuning.order import BankPlace, InitialPrompt, Order, Saved
 
 torch, tiny, passes, tuner = lazily("torch", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.tune", needs="peft")
 tune_prompt, build_bank = functions.tune_prompt.function, functions.build_bank.function
@@ -68,7 +68,7 @@ def test_bank_provides_the_initial_prompt_and_stores_the_tuned_prompt(context, t
     assert f"{len(shipped)} of {len(shipped)} scored" in tuned.initial_from
     assert tuned.spent_s["bank"] > 0
     held = bank_of(tmp_path)
-    mine = held.candidates[key_of(tuned.text)]
+    mine = held.candidates[hash_prompt(tuned.text)]
     assert (mine.source, mine.task, mine.metric, mine.value) == ("tuned", "tiny", "loss", tuned.held_out.metric)
     assert len(held) == len(shipped) + (tuned.text not in shipped)
     assert tuning_pace.read_paces(tmp_path)["cpu"].lookup_s > 0
@@ -78,8 +78,10 @@ def begun_with(context, text, samples, job):
     """Return the mean loss over the samples before the first step of a tuning that starts from this text."""
     rows = encode_samples(context.tokenizer, samples, template=job.data.template)
     prompt = encode_prompt(context.tokenizer, msgspec.structs.replace(job.prompt, initial=text), longest=0)
-    with passes.attach_soft_prompt(context.model, passes.embed(context.model, prompt)) as soft:
-        of = [passes.measure(soft, [row], metric=Metric.LOSS, tokenizer=context.tokenizer, batch=1) for row in rows]
+    with passes.attach_soft_prompt(context.model, passes.embed_tokens(context.model, prompt)) as soft:
+        of = [
+            passes.measure_prompt(soft, [row], metric=Metric.LOSS, tokenizer=context.tokenizer, batch=1) for row in rows
+        ]
     return sum(tally.value(Metric.LOSS) for tally in of) / len(of)
 
 
@@ -124,7 +126,7 @@ def test_bank_lookup_too_long_for_the_deadline_is_skipped(context, tmp_path):
     assert "the targets (a lookup takes" in short.initial_from
     assert "over 20% of the 1.0 ms until the deadline" in short.initial_from
     # A stored pace is used instead of a new measurement.
-    tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1.0, 100.0))
+    tuning_pace.store_pace(tmp_path, "cpu", tuning_pace.ScoringPace(1.0, 100.0))
     assert "takes 1 min 40 s" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=499.0)).initial_from
     assert "the bank" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=501.0)).initial_from
 
@@ -138,7 +140,7 @@ def test_scoring_times_are_stored_by_device_and_virtual_token_count(tmp_path):
         tuning_pace.ScoringPace(0.2, 12.0),
     )
     for kind, pace in (("cpu", tuning_pace.ScoringPace(0.3, 9.0)), ("cpu", long), ("cpu", short), ("gpu", other)):
-        tuning_pace.remember(tmp_path, kind, pace)
+        tuning_pace.store_pace(tmp_path, kind, pace)
     assert tuning_pace.read_paces(tmp_path) == {"cpu": short, "gpu": other}
     assert tuning_pace.read_paces(tmp_path, virtual_tokens=1000) == {"cpu": long}
     assert tuning_pace.read_paces(tmp_path, virtual_tokens=64) == {}
@@ -165,9 +167,8 @@ def test_continued_call_needs_no_lookup(context, tmp_path, monkeypatch):
         return done == 3
 
     ambient.enter_call_scope(hook=hook)
-    monkeypatch.setattr(
-        "stoker.tuning.call._REPORT_EVERY_S", 0.0
-    )  # without this value a fast job reports only its first and last iteration
+    # Without this value a fast job reports only its first and last iteration.
+    monkeypatch.setattr("stoker.tuning.call._REPORT_EVERY_S", 0.0)
     with pytest.raises(Evicted) as caught:
         tune_prompt(context, order_of(tmp_path, initial=""))
     assert [one[:2] for one in reports] == [(0, 6), (1, 6), (2, 6), (3, 6)]
@@ -175,7 +176,7 @@ def test_continued_call_needs_no_lookup(context, tmp_path, monkeypatch):
     assert kept.initial.text == whole.initial
     assert kept.metric is not None
     ambient.enter_call_scope(hook=None, state=caught.value.state)
-    tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1.0, 100.0))
+    tuning_pace.store_pace(tmp_path, "cpu", tuning_pace.ScoringPace(1.0, 100.0))
     rest = tune_prompt(context, order_of(tmp_path, initial="", slo_s=1.0))
     ambient.leave_call_scope()
     assert (rest.adapter, rest.points, rest.initial) == (whole.adapter, whole.points, whole.initial)
@@ -195,7 +196,8 @@ def test_tuning_resumes_from_a_checkpoint_of_another_session(context):
     assert tune_prompt(context, order_of(start=start[: len(start) // 2])).points == whole.points
     with pytest.raises(ConfigError, match="another job"):
         tune_prompt(
-            context, order_of(start=tuning_order.pack(Saved(Initial("other"), tuning_order.unpack(start).checkpoint)))
+            context,
+            order_of(start=tuning_order.pack(Saved(InitialPrompt("other"), tuning_order.unpack(start).checkpoint))),
         )
 
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from stoker.apps.prompt_tuning.board import SubmissionOptions
 from stoker.apps.prompt_tuning.cli import submit_jobs
-from stoker.apps.prompt_tuning.run import check_jobs, restart_command
+from stoker.apps.prompt_tuning.run import check_jobs, format_restart_command
 from stoker.errors import ConfigError, RecipeError
 
 JOB = """\
@@ -90,7 +90,7 @@ def test_missing_model_equal_names_and_many_ranks_are_refused(here):
 )
 def test_resume_command_has_every_option_of_the_stopped_command(given):
     options = SubmissionOptions(**given)
-    words = shlex.split(restart_command([Path("a job.toml"), Path("b.toml")], options))
+    words = shlex.split(format_restart_command([Path("a job.toml"), Path("b.toml")], options))
     assert words[:3] == ["stoker", "tune", "submit"]
     read = submit_jobs.make_context("submit", words[3:]).params
     assert read.pop("jobs") == (Path("a job.toml"), Path("b.toml"))
@@ -106,7 +106,7 @@ def test_resume_command_has_every_option_of_the_stopped_command(given):
 
 
 def test_resume_command_is_short_without_options():
-    assert restart_command([Path("a.toml")], SubmissionOptions()) == "stoker tune submit a.toml"
+    assert format_restart_command([Path("a.toml")], SubmissionOptions()) == "stoker tune submit a.toml"
 
 
 def test_dropping_late_jobs_needs_a_deadline(here):

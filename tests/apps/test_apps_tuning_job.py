@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.apps.prompt_tuning.submit import CheckedJob, call_of
+from stoker.apps.prompt_tuning.submit import CheckedJob, make_tuning_call
 from stoker.contexts.recipe import BARE
 from stoker.errors import ConfigError
 from stoker.tuning.job import Data, Job, Metric, Optimizer, Prompt, Sample, Until, digest_job, parse_job, read_job
@@ -121,5 +121,5 @@ def test_higher_accuracy_and_lower_loss_count_as_better():
 def test_tuning_call_tells_the_scheduler_which_kind_of_job_it_is(tmp_path, reach, initial, bank, kind):
     job = Job(data=Data(path="given"), prompt=Prompt(initial=initial), until=Until(reach=reach, iterations=40))
     ready = CheckedJob(job, (Sample("in", "out"),) * 20, BARE, "tiny")
-    app, _ = call_of(ready, bank=bank if bank is None else tmp_path)
-    assert (app.specification.wants.features.items, app.specification.wants.features.kind) == (40, kind)
+    app, _ = make_tuning_call(ready, bank=bank if bank is None else tmp_path)
+    assert (app.specification.requirements.features.items, app.specification.requirements.features.kind) == (40, kind)

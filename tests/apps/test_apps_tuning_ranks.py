@@ -219,7 +219,7 @@ class Strangers:
     def _use_a_wrong_key(self):
         while not self._stop.wait(0.02):
             with suppress(wire.PeerError):
-                stores.reach(self.address, key=secrets.token_bytes(32), limit_s=1.0).close()
+                stores.connect_to_store(self.address, key=secrets.token_bytes(32), limit_s=1.0).close()
                 raise AssertionError("a wrong key was taken")
             self.refused += 1
 
@@ -260,8 +260,8 @@ def test_rank_with_a_wrong_key_cannot_join_the_rendezvous():
 def test_every_rank_reads_the_same_values_from_the_store():
     listener = socket.create_server(("127.0.0.1", 0))
     address = join_address(*listener.getsockname()[:2])
-    first = stores.serve(listener, key=b"k" * 32, limit_s=0.3)
-    other = stores.reach(address, key=b"k" * 32, limit_s=0.3)
+    first = stores.serve_store(listener, key=b"k" * 32, limit_s=0.3)
+    other = stores.connect_to_store(address, key=b"k" * 32, limit_s=0.3)
     try:
         first.set("a", b"1\x00\xff")
         other.set("b", "text")
@@ -279,7 +279,7 @@ def test_every_rank_reads_the_same_values_from_the_store():
         assert other.compare_set("a", b"1\x00\xff", b"new") == b"new"
         assert first.compare_set("fresh", b"", b"made") == b"made"
         assert (other.delete_key("fresh"), first.delete_key("fresh"), other.num_keys()) == (True, False, 3)
-        patient = stores.reach(address, key=b"k" * 32, limit_s=PATIENCE_S)
+        patient = stores.connect_to_store(address, key=b"k" * 32, limit_s=PATIENCE_S)
         threading.Timer(0.1, lambda: first.set("late", b"x" * 100_000)).start()
         assert patient.get("late") == b"x" * 100_000
         patient.close()
@@ -293,15 +293,15 @@ def test_every_rank_reads_the_same_values_from_the_store():
 def test_invalid_store_request_ends_only_its_own_connection():
     listener = socket.create_server(("127.0.0.1", 0))
     address = join_address(*listener.getsockname()[:2])
-    first = stores.serve(listener, key=b"k" * 32, limit_s=1.0)
+    first = stores.serve_store(listener, key=b"k" * 32, limit_s=1.0)
     try:
         for question in ({"op": "get"}, {"op": "add", "name": "a", "amount": "x"}, {"op": "has", "names": 3}):
-            channel = wire.connect(address, key=b"k" * 32)
+            channel = wire.connect_to_peer(address, key=b"k" * 32)
             channel.send(question)
             with pytest.raises(wire.PeerError):
                 channel.receive()
             channel.close()
-        other = stores.reach(address, key=b"k" * 32, limit_s=1.0)
+        other = stores.connect_to_store(address, key=b"k" * 32, limit_s=1.0)
         other.set("a", b"1")
         assert first.get("a") == b"1"
         other.close()

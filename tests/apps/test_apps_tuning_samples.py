@@ -5,9 +5,9 @@ import pyarrow.parquet
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.tuning.encoding import batch_indices, chunks, share
+from stoker.tuning.encoding import batch_indices, rows_of_rank, split_into_chunks
 from stoker.tuning.job import Data, Metric, Sample, digest_samples, read_samples, split
-from stoker.tuning.metrics import MetricSums, count_words, of_text, rouge_l
+from stoker.tuning.metrics import MetricSums, count_words, measure_text, rouge_l
 from stoker.tuning.pace import IterationPace, Part, PartClock, communication_share
 
 
@@ -86,14 +86,14 @@ def test_each_epoch_uses_every_sample_once_for_any_batch_size():
 def test_ranks_share_all_rows_evenly_by_count_and_tokens():
     rows = [(0,) * length for length in (3, 90, 4, 80, 5, 70, 6, 60, 7)]
     for size in (1, 2, 4, 9, 12):
-        parts = [share(rows, rank=rank, size=size) for rank in range(size)]
+        parts = [rows_of_rank(rows, rank=rank, size=size) for rank in range(size)]
         assert sorted(row for part in parts for row in part) == sorted(rows)
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    tokens = [sum(map(len, share(rows, rank=rank, size=2))) for rank in (0, 1)]
+    tokens = [sum(map(len, rows_of_rank(rows, rank=rank, size=2))) for rank in (0, 1)]
     assert abs(tokens[0] - tokens[1]) < 40
-    assert [len(some) for some in chunks(rows, most=4)] == [4, 4, 1]
-    assert [len(some) for some in chunks(rows, most=0)] == [9]
-    assert list(chunks([], most=4)) == []
+    assert [len(some) for some in split_into_chunks(rows, most=4)] == [4, 4, 1]
+    assert [len(some) for some in split_into_chunks(rows, most=0)] == [9]
+    assert list(split_into_chunks([], most=4)) == []
 
 
 # ---- metrics; expected values are from rouge-score 0.1.2 and sacrebleu 2.6.0
@@ -119,7 +119,7 @@ def test_rouge_l_has_known_values(written, wanted, f1):
 
 def tally(written, wanted):
     return sum(
-        (of_text(one, other) + MetricSums(samples=1.0) for one, other in zip(written, wanted, strict=True)),
+        (measure_text(one, other) + MetricSums(samples=1.0) for one, other in zip(written, wanted, strict=True)),
         start=MetricSums(),
     )
 
@@ -143,9 +143,9 @@ def test_bleu_and_rouge_equal_those_of_standard_packages(written, wanted, bleu, 
 def test_metric_sums_of_the_ranks_add_up_to_those_of_all_samples():
     whole = tally(WRITTEN, WANTED)
     parts = [tally(WRITTEN[rank::2], WANTED[rank::2]) for rank in (0, 1)]
-    assert (parts[0] + parts[1]).numbers() == pytest.approx(whole.numbers())
-    assert MetricSums.from_numbers(whole.numbers()) == whole
-    assert len(whole.numbers()) == 15
+    assert (parts[0] + parts[1]).to_numbers() == pytest.approx(whole.to_numbers())
+    assert MetricSums.from_numbers(whole.to_numbers()) == whole
+    assert len(whole.to_numbers()) == 15
 
 
 def test_bleu_splits_words_like_wmt():

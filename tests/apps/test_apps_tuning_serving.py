@@ -10,7 +10,7 @@ from stoker.apps.common.models_file import read_models
 from stoker.apps.prompt_tuning.board import SubmissionOptions
 from stoker.apps.prompt_tuning.cli import submit_jobs
 from stoker.apps.prompt_tuning.serving import add_prompt_to_models_file, check_prompt_can_be_served
-from stoker.apps.prompt_tuning.submit import check
+from stoker.apps.prompt_tuning.submit import check_job
 from stoker.errors import ConfigError
 from stoker.tuning import read_job
 
@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def ready(here):
-    return check(read_job("facts.toml"))
+    return check_job(read_job("facts.toml"))
 
 
 def add(ready, *, adapter="runs/facts-1", **options):

@@ -21,10 +21,10 @@ pytestmark = [
 ]
 
 import stoker  # noqa: E402
-from stoker.apps.common.models_file import read_models, recipe_of  # noqa: E402
+from stoker.apps.common.models_file import make_recipe_from_settings, read_models  # noqa: E402
 from stoker.apps.prompt_tuning import tune  # noqa: E402
-from stoker.apps.prompt_tuning.board import APP, Phase, read_board  # noqa: E402
-from stoker.apps.prompt_tuning.submit import check  # noqa: E402
+from stoker.apps.prompt_tuning.board import APP, JobPhase, read_board  # noqa: E402
+from stoker.apps.prompt_tuning.submit import check_job  # noqa: E402
 from stoker.apps.prompt_tuning.watch import SubmittedJob  # noqa: E402
 from stoker.errors import CallDroppedError, ConfigError  # noqa: E402
 from stoker.run_folder import open_run  # noqa: E402
@@ -65,9 +65,8 @@ def session(place):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STOKER_HOME", str(place / "home"))
         with stoker.load(place / "site.toml", run_dir=str(place / "runinfo"), progress=False) as session:
-            tune(read_job(write(place, "first")), bank=None).result(
-                LIMIT_S
-            )  # the session has measured the duration of a job
+            # The session has measured the duration of a job.
+            tune(read_job(write(place, "first")), bank=None).result(LIMIT_S)
             yield session
 
 
@@ -96,8 +95,8 @@ def stoker_tune(place, session, *arguments, code=0):
 def submitted(session, file, *, late="run"):
     path = Path(file)
     folder = open_run(path.parent / "runs", app=APP, prefix=path.stem, parameters={}, options={}, fresh=True)
-    submission = SubmittedJob(check(read_job(file)), name=path.stem, folder=folder, start=b"")
-    submission.submit(session=session.id, gang=(1, 1), late=late, bank=None)
+    submission = SubmittedJob(check_job(read_job(file)), name=path.stem, folder=folder, start=b"")
+    submission.submit_to_session(session=session.id, gang=(1, 1), late=late, bank=None)
     return submission
 
 
@@ -155,7 +154,7 @@ def test_tuned_prompt_is_served_under_its_name(place, session):
     assert said["served"] == {"name": "facts", "base": "tiny", "models": "models.toml", "command": command}
     models = read_models(place / "models.toml")
     assert models["facts"].adapter == str(place / said["jobs"][0]["folder"])
-    call = stoker.app(context=recipe_of(models["facts"]))(written)
+    call = stoker.app(context=make_recipe_from_settings(models["facts"]))(written)
     plain, tuned = call("aaa 1", ("", "facts")).result(LIMIT_S)
     assert plain != tuned
     with contextlib.chdir(place):
@@ -167,9 +166,9 @@ def test_late_tuning_job_is_dropped_if_late_is_set_to_drop(place, session):
     submission = submitted(session, write(place, "drop", iterations=50, until='slo = "100 ms"'), late="drop")
     with pytest.raises(CallDroppedError):
         submission.future.result(LIMIT_S)
-    submission.refresh(None)
+    submission.update_state(None)
     submission.folder.close()
-    assert submission.entry.phase is Phase.DROPPED
+    assert submission.entry.phase is JobPhase.DROPPED
 
 
 @pytest.mark.long
@@ -184,7 +183,7 @@ def test_stopped_detached_job_continues_when_resubmitted(place, session):
         why="the submitter has reported that the job runs",
     )
     os.kill(said["pid"], signal.SIGTERM)
-    until(lambda: read_board(place / "away")[0].entry.phase is Phase.STOPPED, why="the job has stopped")
+    until(lambda: read_board(place / "away")[0].entry.phase is JobPhase.STOPPED, why="the job has stopped")
     stopped = read_board(place / "away")[0].entry
     log = Path(said["log"]) if os.path.isabs(said["log"]) else place / said["log"]
     until(
@@ -219,14 +218,14 @@ def test_temporarily_unwritable_run_folder_loses_no_result(place, session):
     submission.future.result(LIMIT_S)
     aside = folder.path.rename(place / "aside")
     folder.path.write_text("a file where the folder was")
-    submission.refresh(None)
+    submission.update_state(None)
     assert "cannot be written" in submission.unwritten
     assert not submission.entry.phase.is_over
     folder.path.unlink()
     aside.rename(folder.path)
-    submission.refresh(None)
+    submission.update_state(None)
     folder.close()
     assert submission.unwritten == ""
-    assert submission.entry.phase is Phase.DONE
+    assert submission.entry.phase is JobPhase.DONE
     (entry,) = [one.entry for one in read_board(folder.path)]
-    assert entry.phase is Phase.DONE
+    assert entry.phase is JobPhase.DONE

@@ -11,7 +11,7 @@ from stoker.errors import ConfigError
 from stoker.site import Duration
 from stoker.tuning.encoding import EncodedSample, encode_prompt, encode_samples
 from stoker.tuning.job import Metric, Optimizer, Prompt, Sample
-from stoker.tuning.order import Point, TuningEnd, write_tuned
+from stoker.tuning.order import EvaluationPoint, TuningEnd, write_tuned
 
 torch, peft, tiny, passes, tuner = lazily("torch", "peft", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.tune")
 
@@ -50,8 +50,8 @@ def prompt_of(context, text="say yes or no"):
 def test_initial_soft_prompt_gives_the_same_loss_as_its_text(kind):
     context = tiny.context(kind=kind)
     rows, prompt = rows_of(context), prompt_of(context)
-    with passes.attach_soft_prompt(context.model, passes.embed(context.model, prompt)) as soft:
-        found = passes.measure(soft, rows, metric=Metric.LOSS, tokenizer=context.tokenizer, batch=7)
+    with passes.attach_soft_prompt(context.model, passes.embed_tokens(context.model, prompt)) as soft:
+        found = passes.measure_prompt(soft, rows, metric=Metric.LOSS, tokenizer=context.tokenizer, batch=7)
     total = 0.0
     for row in rows:
         whole = torch.tensor([prompt + row.source + row.target])
@@ -68,11 +68,11 @@ def test_initial_soft_prompt_gives_the_same_loss_as_its_text(kind):
 def test_gradient_equals_the_reference_for_any_micro_batch_size(kind):
     context = tiny.context(kind=kind)
     rows = rows_of(context)[:7]
-    vectors = passes.embed(context.model, prompt_of(context))
+    vectors = passes.embed_tokens(context.model, prompt_of(context))
     with passes.attach_soft_prompt(context.model, vectors) as soft:
-        whole, loss, tokens = passes.gradient(soft, rows, micro_batch=0)
-        pieces = passes.gradient(soft, rows, micro_batch=2)
-        nothing = passes.gradient(soft, [], micro_batch=0)
+        whole, loss, tokens = passes.compute_gradient(soft, rows, micro_batch=0)
+        pieces = passes.compute_gradient(soft, rows, micro_batch=2)
+        nothing = passes.compute_gradient(soft, [], micro_batch=0)
     plain = vectors.clone().requires_grad_(True)
     table = context.model.get_input_embeddings()
     for row in rows:
@@ -90,7 +90,7 @@ def test_gradient_equals_the_reference_for_any_micro_batch_size(kind):
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_accuracy_counts_targets_that_the_model_writes(kind):
     context = tiny.context(kind=kind)
-    vectors = passes.embed(context.model, prompt_of(context))
+    vectors = passes.embed_tokens(context.model, prompt_of(context))
     table = context.model.get_input_embeddings()
     right = []
     for row in rows_of(context)[:6]:
@@ -102,9 +102,9 @@ def test_accuracy_counts_targets_that_the_model_writes(kind):
         right.append(EncodedSample(row.source, written, context.tokenizer.decode(written).strip()))
     wrong = [EncodedSample(row.source, (*row.target[:-1], (row.target[-1] + 1) % 256), "") for row in right]
     with passes.attach_soft_prompt(context.model, vectors) as soft:
-        found = passes.measure(soft, right + wrong, metric=Metric.ACCURACY, tokenizer=context.tokenizer, batch=5)
-        texts = passes.write(soft, right, tokenizer=context.tokenizer)
-        alone = [passes.write(soft, [row], tokenizer=context.tokenizer)[0] for row in right]
+        found = passes.measure_prompt(soft, right + wrong, metric=Metric.ACCURACY, tokenizer=context.tokenizer, batch=5)
+        texts = passes.generate_texts(soft, right, tokenizer=context.tokenizer)
+        alone = [passes.generate_texts(soft, [row], tokenizer=context.tokenizer)[0] for row in right]
     assert (found.correct, found.samples) == (6.0, 12.0)
     assert texts == alone
     for row, text in zip(right, texts, strict=True):
@@ -257,11 +257,11 @@ def test_job_starts_again_if_its_checkpoint_is_damaged(context):
         tuner.tune(context, tiny.job(), tiny.samples(30), start=kept[0].checkpoint)
 
 
-POINT = Point(10, 0.5, 2.5)
+POINT = EvaluationPoint(10, 0.5, 2.5)
 
 
 def state(job="job"):
-    header = tuner.Header(job, 12, points=(POINT,), best=POINT, spent_s={"compute": 2.0})
+    header = tuner.CheckpointHeader(job, 12, points=(POINT,), best=POINT, spent_s={"compute": 2.0})
     prompt = torch.arange(6.0).view(2, 3)
     return tuner.TuningState(header, prompt, prompt, {"step": torch.tensor(12.0), "exp_avg": prompt + 1})
 

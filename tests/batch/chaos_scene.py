@@ -19,7 +19,7 @@ from batch.sessions import write_site
 from environment.small import SharedEnvironment, SmallEnvironment
 from faults.world import World
 
-from stoker.pilot.agent.scratch import sweep
+from stoker.pilot.agent.scratch import remove_folders_of_dead_pilots
 
 SHAPE = Shape(gpus=("a10:1", "a10:1", "titanx:1"), namespaces=True)
 PROGRAMS = ("main", "mixed")
@@ -188,6 +188,7 @@ class Scene:
             ).stdout
             left += [f"{name}: /dev/shm/{each}" for each in listed.split()]
         for place in self.world.scratch.glob("*/stoker-*"):
-            sweep(place)  # imitate the next pilot on the node, which removes folders of killed pilots
+            # Imitate the next pilot on the node, which removes folders of killed pilots.
+            remove_folders_of_dead_pilots(place)
             left += map(str, place.glob("pilot-*"))
         return left

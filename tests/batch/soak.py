@@ -57,7 +57,7 @@ class Soak:
         folder.mkdir(parents=True, exist_ok=True)
         for old in ("stall", "failure", "left"):
             shutil.rmtree(folder / old, ignore_errors=True)
-        (folder / "faults.log").unlink(missing_ok=True)
+        (folder / "faults.log").write_text("")
 
     def run(self, *, seconds: float = float("inf"), faults: int | None = None) -> dict[str, Any]:
         """Inject faults into a session and check its results; return the record. Session failures do not raise."""

@@ -1,4 +1,4 @@
-"""`make soak-serve` for STOKER_SOAK_S seconds (default 90)."""
+"""`make soak-serve` for STOKER_SOAK_S seconds (default 60)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from batch import soak_serve
 from batch.lab import commands
 from batch.serve_clients import Clients, Question
 
-SECONDS = float(os.environ.get("STOKER_SOAK_S") or 90)
+SECONDS = float(os.environ.get("STOKER_SOAK_S") or 60)
 SEED = int(os.environ.get("STOKER_SOAK_SEED") or secrets.randbelow(10**6))
 QUESTION = Question("Why?", 3)
 
@@ -31,7 +31,7 @@ def test_answers_are_complete_and_correct_under_any_fault(tmp_path: Path, monkey
     if why := commands.missing_for_slurm():
         pytest.skip(why)
     monkeypatch.chdir(tmp_path)
-    soak = soak_serve.ServeSoak(tmp_path / "record", seed=SEED, every_s=30.0, walltime="2 min", clients=4, pause_s=3.0)
+    soak = soak_serve.ServeSoak(tmp_path / "record", seed=SEED, every_s=25.0, walltime="2 min", clients=4, pause_s=3.0)
     record = soak.run(seconds=SECONDS)
     said = f"STOKER_SOAK_SEED={SEED}\n" + "\n".join([*soak_serve.told(record), json.dumps(record, default=str)])
     assert record["ok"], said

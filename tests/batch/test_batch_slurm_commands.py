@@ -8,7 +8,7 @@ from batch.lab.shape import Preempt, Shape
 from batch.sessions import write_site
 
 from stoker.config import load_site
-from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused
+from stoker.manager.factory.batch import BatchJobStatus, BatchSystemError, SubmissionRefused
 from stoker.manager.factory.slurm import SlurmBatch
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import BlockId
@@ -124,9 +124,10 @@ def test_failed_job_ends_with_its_last_output(slurm, batch_of):
 
 def test_hanging_slurm_command_times_out_after_command_limit(slurm, batch_of):
     slurm.freeze("slurmctld")
-    with pytest.raises(BatchTrouble, match="squeue has not answered for 1 s"):
+    with pytest.raises(BatchSystemError, match="squeue has not answered for 1 s"):
         batch_of(command_limit="1 s").query(["1"])
-    with pytest.raises(BatchTrouble, match="sbatch has not answered for 4 s"):  # within 4 s sbatch sends its request
+    # Within 4 s sbatch sends its request.
+    with pytest.raises(BatchSystemError, match="sbatch has not answered for 4 s"):
         batch_of(command_limit="4 s").submit(B2)
     slurm.thaw("slurmctld")
     batch = batch_of()
@@ -136,9 +137,9 @@ def test_hanging_slurm_command_times_out_after_command_limit(slurm, batch_of):
 def test_unreachable_slurmctld_raises_a_batch_trouble_error(slurm, batch_of):
     batch = batch_of(command_limit="10 s")
     slurm.kill("slurmctld")
-    with pytest.raises(BatchTrouble, match="Unable to contact slurm controller"):
+    with pytest.raises(BatchSystemError, match="Unable to contact slurm controller"):
         batch.submit(B1)
-    with pytest.raises(BatchTrouble, match="Unable to contact slurm controller"):
+    with pytest.raises(BatchSystemError, match="Unable to contact slurm controller"):
         batch.find()
 
 

@@ -13,7 +13,7 @@ from sim.worlds import model, source, world
 from benchmarks.baselines.loading import policy
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
 from stoker.manager.core.seams import Policies
-from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.manager.policies.provisioning import ExternalPilots
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.protocol.calls import Objective
@@ -41,7 +41,7 @@ PAIR = (0.0, "a", (2, 2), 0.0, 1, False)
 
 
 def policies(name: str) -> Callable[[], Policies]:
-    return lambda: policy(name).make(provisioning=TakeWhatComes(elastic=True), period_s=0.5)
+    return lambda: policy(name).make(provisioning=ExternalPilots(elastic=True), period_s=0.5)
 
 
 @pytest.mark.parametrize("name", BASELINES)

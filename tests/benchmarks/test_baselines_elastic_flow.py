@@ -10,7 +10,7 @@ from benchmarks.baselines.elastic_flow import ElasticFlow
 from benchmarks.baselines.replicas import ByOrder
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
 from stoker.manager.core.seams import Policies
-from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.manager.policies.provisioning import ExternalPilots
 from stoker.protocol.calls import Objective
 from stoker.protocol.ids import RecipeKey
 
@@ -20,7 +20,7 @@ Make = Callable[..., Toy]
 def elastic_flow(**how: Any) -> Callable[[], Policies]:
     def make() -> Policies:
         residency = ByOrder()
-        return Policies(ElasticFlow(residency, **{"slot_s": 1.0, "period_s": 0.2, **how}), residency, TakeWhatComes())
+        return Policies(ElasticFlow(residency, **{"slot_s": 1.0, "period_s": 0.2, **how}), residency, ExternalPilots())
 
     return make
 

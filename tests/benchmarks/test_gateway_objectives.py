@@ -24,7 +24,7 @@ from benchmarks.serving.gateway_objectives import (
 from benchmarks.serving.simulated_models import Delayed
 from stoker.contexts.step_times import StepCell, StepTimes
 from stoker.manager.live import session_policies
-from stoker.manager.policies import named
+from stoker.manager.policies import find_shipped_policy
 from stoker.protocol.calls import Objective
 
 WANTED = Objective(ttft_s=1.0, tpot_s=0.1)
@@ -50,7 +50,9 @@ def test_simulated_requests_meet_feasible_objectives() -> None:
     delayed = Delayed(StepTimes(steps, steps), load_s=1.0, message_s=0.001)
     requests = [Request(1.0 * number, number % MODELS, "x" * 32, 40) for number in range(12)]
     shares = [
-        share_met(simulated(requests, named(policy).make(), delayed, Objective(ttft_s=0.1, tpot_s=tpot_s)))
+        share_met(
+            simulated(requests, find_shipped_policy(policy).make(), delayed, Objective(ttft_s=0.1, tpot_s=tpot_s))
+        )
         for policy in ("slinfer", "default")
         for tpot_s in (0.015, 0.005)
     ]
@@ -65,12 +67,12 @@ def test_short_requests_in_time_are_accepted_despite_slow_steps(seed: int) -> No
     requests = requests_at(16.0, seed=seed, for_s=10.0)
     for policy in ("slinfer", "default"):
         delayed = Delayed(StepTimes(prefill, decode), load_s=0.4, message_s=0.002)
-        late = simulated(requests, named(policy).make(), delayed, Objective(ttft_s=0.13, tpot_s=0.0107))
+        late = simulated(requests, find_shipped_policy(policy).make(), delayed, Objective(ttft_s=0.13, tpot_s=0.0107))
         assert share_met(late) == 100.0, policy
 
 
 def test_policy_of_the_replays_can_be_created() -> None:
-    assert session_policies.find(FORCING).make().dispatch
+    assert session_policies.find_policy(FORCING).make().dispatch
 
 
 def test_exact_forecasts_refuse_mostly_requests_that_cause_lateness() -> None:
@@ -88,11 +90,11 @@ def test_limited_steps_compute_for_the_share_of_their_time() -> None:
 import time
 import sitecustomize
 class Engine:
-    def _compute(self, step):
+    def _compute_step(self, step):
         return sum(range(step))
 sitecustomize.limit(Engine, 0.25)
 began, cpu_s = time.perf_counter(), time.thread_time()
-results = [Engine()._compute(300_000) for _ in range(5)]
+results = [Engine()._compute_step(300_000) for _ in range(5)]
 print(results[0], (time.thread_time() - cpu_s) / (time.perf_counter() - began))
 """
     environment = {**os.environ, "PYTHONPATH": str(LIMITED_DEVICES)}

@@ -9,8 +9,8 @@ from benchmarks import tables
 from benchmarks.papers.pervasive import paper, predict, report
 from benchmarks.papers.pervasive.__main__ import PAGE, PARAMETERS, RECORD, Kept, main, read_record
 from stoker.contexts.recipe import Awareness
-from stoker.manager.study.running import run_all
-from stoker.manager.study.scenario import load_scenario, shipped
+from stoker.manager.study.running import simulate_all_runs
+from stoker.manager.study.scenario import load_scenario, shipped_scenarios
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reproduction"
 KEPT = msgspec.json.decode((FOLDER / PARAMETERS).read_bytes(), type=Kept)
@@ -37,14 +37,14 @@ def test_numbers_of_figures_6_and_7_are_within_a_tenth_of_the_paper() -> None:
 
 def test_shipped_scenarios_match_the_parameters() -> None:
     texts = predict.scenario_texts(FIRST)
-    assert {f"{name}.toml" for name in shipped() if name.startswith("context-paper")} == set(texts)
+    assert {f"{name}.toml" for name in shipped_scenarios() if name.startswith("context-paper")} == set(texts)
     for name, text in texts.items():
         assert (predict.FOLDER / name).read_text() == text
 
 
 def test_shipped_scenario_reproduces_the_page(tmp_path: Path) -> None:
-    scenario = load_scenario(shipped()["context-paper-8"])
-    [finished] = run_all(scenario, policies=["default"], seeds=[0], folder=tmp_path)
+    scenario = load_scenario(shipped_scenarios()["context-paper-8"])
+    [finished] = simulate_all_runs(scenario, policies=["default"], seeds=[0], folder=tmp_path)
     found = f"| {predict.BATCH} | {predict.NONE_LOST} | {finished.outcome.items:,} |"
     assert found in (FOLDER / PAGE).read_text()
     # the run ended with unfinished calls, because the last GPU was lost

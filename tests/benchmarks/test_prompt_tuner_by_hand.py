@@ -13,7 +13,7 @@ from benchmarks.baselines.loading import policy
 from benchmarks.papers.prompt_tuner.jobs import MODELS, Parameters
 from benchmarks.papers.prompt_tuner.simulate import Result, result_of, simulate_arrivals
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.log import EventLog, LoggedEvent
 
 USUAL = Parameters()
 MODEL = MODELS["gpt2-base"]
@@ -49,14 +49,14 @@ def played(name: str, jobs: Sequence[Arrival] = JOBS, **settings: object) -> tup
 
 def _ends(log: EventLog) -> list[float]:
     rows = zip(log.at_s, log.what, log.call, strict=True)
-    return [at_s for _, at_s in sorted((call, at_s) for at_s, what, call in rows if what == Happened.CALL_ENDED)]
+    return [at_s for _, at_s in sorted((call, at_s) for at_s, what, call in rows if what == LoggedEvent.CALL_ENDED)]
 
 
 def _widths(log: EventLog) -> list[int]:
     parts = [
         call
         for what, call in zip(log.what, log.call, strict=True)
-        if what in (Happened.CALL_BEGAN, Happened.PART_BEGAN)
+        if what in (LoggedEvent.CALL_BEGAN, LoggedEvent.PART_BEGAN)
     ]
     return [parts.count(call) for call in sorted(set(parts))]
 

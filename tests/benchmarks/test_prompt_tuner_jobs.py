@@ -16,7 +16,7 @@ from benchmarks.papers.prompt_tuner.jobs import (
 from benchmarks.papers.prompt_tuner.report import PAGE
 from benchmarks.papers.prompt_tuner.simulate import result_of
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.log import EventLog, LoggedEvent
 from stoker.manager.sim.run import RunOutcome
 
 USUAL = Parameters()
@@ -68,17 +68,17 @@ def test_each_job_outcome_is_counted_once() -> None:
     log = EventLog()
     came = [Arrival(at_s=at_s, context="m", deadline_s=20.0) for at_s in (0.0, 1.0, 2.0, 3.0)]
     for call, each in enumerate(came):
-        log.note(each.at_s, Happened.CALL_CAME, call=call + 50)
-    log.note(0.0, Happened.LIBRARY_STARTED, library=1)
-    log.note(4.0, Happened.CALL_FAILED, call=53)
-    log.note(8.0, Happened.LIBRARY_READY, library=1, value=8.0)
-    log.note(10.0, Happened.CALL_BEGAN, call=50, library=1)
-    log.note(20.0, Happened.CALL_ENDED, call=50, library=1)  # the call ends just in time
-    log.note(19.0, Happened.LIBRARY_READY, library=2, value=4.0)
-    log.note(20.0, Happened.LIBRARY_READY, library=3, value=20.0)  # a library that no job uses
-    log.note(20.0, Happened.PART_BEGAN, call=51, library=2, value=1)
-    log.note(21.0, Happened.CALL_BEGAN, call=51, library=1)
-    log.note(22.0, Happened.CALL_ENDED, call=51, library=1)  # the call ends a second late
+        log.add_row(each.at_s, LoggedEvent.CALL_CAME, call=call + 50)
+    log.add_row(0.0, LoggedEvent.LIBRARY_STARTED, library=1)
+    log.add_row(4.0, LoggedEvent.CALL_FAILED, call=53)
+    log.add_row(8.0, LoggedEvent.LIBRARY_READY, library=1, value=8.0)
+    log.add_row(10.0, LoggedEvent.CALL_BEGAN, call=50, library=1)
+    log.add_row(20.0, LoggedEvent.CALL_ENDED, call=50, library=1)  # the call ends just in time
+    log.add_row(19.0, LoggedEvent.LIBRARY_READY, library=2, value=4.0)
+    log.add_row(20.0, LoggedEvent.LIBRARY_READY, library=3, value=20.0)  # a library that no job uses
+    log.add_row(20.0, LoggedEvent.PART_BEGAN, call=51, library=2, value=1)
+    log.add_row(21.0, LoggedEvent.CALL_BEGAN, call=51, library=1)
+    log.add_row(22.0, LoggedEvent.CALL_ENDED, call=51, library=1)  # the call ends a second late
     found = result_of(log, came, outcome(ended_at=100.0), gpus=8)
     assert (found.jobs, found.late, found.refused, found.unfinished, found.loads) == (4, 1, 1, 1, 1)
     assert found.violations == 75.0

@@ -9,7 +9,7 @@ from benchmarks.papers.prompt_tuner.scenarios import Case, System
 from benchmarks.papers.prompt_tuner.searching import runs_in, simulated
 from benchmarks.papers.prompt_tuner.simulate import simulate
 from stoker.manager.sim.run import SimulationError
-from stoker.manager.study.running import DiedError
+from stoker.manager.study.running import WorkerDiedError
 
 FEW = (("gpt2-base", 8), ("vicuna-7b", 6))
 
@@ -33,5 +33,5 @@ def test_unknown_policy_stops_the_evaluation_and_names_its_case(jobs: int, tmp_p
     with pytest.raises(SimulationError, match="policy 'nobody' is not a policy") as raised:
         runs_in(tmp_path).bring(cases, simulated, jobs=jobs)
     assert "nobody" in str(raised.value)
-    assert not isinstance(raised.value, DiedError)
+    assert not isinstance(raised.value, WorkerDiedError)
     assert list(tmp_path.iterdir()) == []

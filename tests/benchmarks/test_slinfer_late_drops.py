@@ -38,7 +38,7 @@ class NeverLate(HottestFirst):
         return next(iter(self.late_drops.waits(view, call)), None)
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
-        return self.late_drops.fired(view, key)
+        return self.late_drops.handle_timer(view, key)
 
 
 def _policies() -> Policies:

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.papers.slinfer.measures import TTFT_POINTS_S, measure
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.log import EventLog, LoggedEvent
 from stoker.protocol.calls import Objective
 
 WANTED = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0, tpot_s=0.25)
@@ -17,20 +17,20 @@ def _arrivals(count: int) -> list[Arrival]:
 
 
 def _library(log: EventLog, number: int, *, pilot: int = GPU, at_s: float = 0.0, load_s: float = 2.0) -> None:
-    log.note(at_s, Happened.LIBRARY_STARTED, library=number, pilot=pilot, value=1.0)
-    log.note(at_s + load_s, Happened.LIBRARY_READY, library=number, pilot=pilot, value=load_s)
+    log.add_row(at_s, LoggedEvent.LIBRARY_STARTED, library=number, pilot=pilot, value=1.0)
+    log.add_row(at_s + load_s, LoggedEvent.LIBRARY_READY, library=number, pilot=pilot, value=load_s)
 
 
 def _call(
     log: EventLog, call: int, *, library: int = 1, began: float = 10.0, ended: float = 13.0, first: float, tpot: float,
     late: float,
 ) -> None:  # fmt: skip
-    log.note(10.0, Happened.CALL_CAME, call=call, value=1.0)
-    log.note(began, Happened.CALL_BEGAN, call=call, library=library, value=1.0)
-    log.note(ended, Happened.CALL_ENDED, call=call, library=library, value=1.0)
-    log.note(ended, Happened.TOKEN_FIRST, call=call, value=first)
-    log.note(ended, Happened.TOKEN_MEAN, call=call, value=tpot)
-    log.note(ended, Happened.TOKEN_LATE, call=call, value=late)
+    log.add_row(10.0, LoggedEvent.CALL_CAME, call=call, value=1.0)
+    log.add_row(began, LoggedEvent.CALL_BEGAN, call=call, library=library, value=1.0)
+    log.add_row(ended, LoggedEvent.CALL_ENDED, call=call, library=library, value=1.0)
+    log.add_row(ended, LoggedEvent.TOKEN_FIRST, call=call, value=first)
+    log.add_row(ended, LoggedEvent.TOKEN_MEAN, call=call, value=tpot)
+    log.add_row(ended, LoggedEvent.TOKEN_LATE, call=call, value=late)
 
 
 def test_requests_are_judged_per_token_and_by_mean_time_per_token() -> None:
@@ -47,11 +47,11 @@ def test_requests_are_judged_per_token_and_by_mean_time_per_token() -> None:
 
 def test_awaited_load_extends_the_deadline_of_a_request() -> None:
     log = EventLog()
-    log.note(10.0, Happened.CALL_CAME, call=0, value=1.0)
+    log.add_row(10.0, LoggedEvent.CALL_CAME, call=0, value=1.0)
     _library(log, 1, at_s=10.2, load_s=2.0)
-    log.note(12.2, Happened.CALL_BEGAN, call=0, library=1, value=1.0)
-    log.note(13.0, Happened.CALL_ENDED, call=0, library=1, value=1.0)
-    log.note(13.0, Happened.TOKEN_FIRST, call=0, value=2.49)
+    log.add_row(12.2, LoggedEvent.CALL_BEGAN, call=0, library=1, value=1.0)
+    log.add_row(13.0, LoggedEvent.CALL_ENDED, call=0, library=1, value=1.0)
+    log.add_row(13.0, LoggedEvent.TOKEN_FIRST, call=0, value=2.49)
     assert measure(log, _arrivals(1), KINDS, for_s=100.0).met_mean == 1.0
     assert measure(log, _arrivals(1), KINDS, for_s=100.0, not_granted_s={"a": 0.1}).met_mean == 0.0
     log.value[-1] = 2.51
@@ -63,8 +63,8 @@ def test_node_with_several_instances_is_counted_once() -> None:
     _library(log, 1, at_s=0.0)
     _library(log, 2, at_s=10.0)
     _library(log, 3, at_s=0.0, pilot=CPU)
-    log.note(20.0, Happened.LIBRARY_ENDED, library=1)
-    log.note(30.0, Happened.LIBRARY_ENDED, library=2)  # library 3 remains loaded beyond the measured time
+    log.add_row(20.0, LoggedEvent.LIBRARY_ENDED, library=1)
+    log.add_row(30.0, LoggedEvent.LIBRARY_ENDED, library=2)  # library 3 remains loaded beyond the measured time
     _call(log, 0, library=1, began=10.0, ended=14.0, first=0.1, tpot=0.1, late=-1.0)
     _call(log, 1, library=1, began=12.0, ended=14.0, first=0.1, tpot=0.1, late=-1.0)
     kinds = measure(log, _arrivals(2), KINDS, for_s=100.0).kinds

@@ -8,7 +8,7 @@ from live.conftest import manager as manager
 from live.conftest import peers as peers
 from live.peers import Manager, Peer, Peers, session_folder
 
-from stoker.manager.executor.processes import register
+from stoker.manager.executor.processes import register_session
 from stoker.protocol.session import SessionFolder
 
 
@@ -21,7 +21,7 @@ def _own_home_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture
 def folder(tmp_path: Path) -> SessionFolder:
     folder = session_folder(tmp_path / "session")
-    register(folder, name="test")
+    register_session(folder, name="test")
     return folder
 
 

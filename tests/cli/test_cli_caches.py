@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from cli.command_line import Stoker
 
-from stoker.contexts.objects import object_of
+from stoker.contexts.objects import make_object_ref
 from stoker.errors import ConfigError
-from stoker.manager.cli.sessions import stays
+from stoker.manager.cli.sessions import describe_remaining_files
 from stoker.pilot.cache import CacheFetch, ObjectCache, Pin, store
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.site import Duration, Pilot, Site
@@ -27,9 +27,9 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def keep(scratch: Path, name: str) -> Pin:
     original = scratch.parent.parent / name
     original.write_bytes(os.urandom(SIZE))
-    ref = object_of(original, memo=original.with_suffix(".memo"))
-    bringing = CacheFetch(ObjectCache(scratch / "cache", bound_bytes=10**9), ref)
-    bringing.offer([ObjectSource(path=str(original), origin=True)])
+    ref = make_object_ref(original, digest_cache_file=original.with_suffix(".memo"))
+    bringing = CacheFetch(ObjectCache(scratch / "cache", capacity_bytes=10**9), ref)
+    bringing.set_sources([ObjectSource(path=str(original), origin=True)])
     pin, _ = bringing.run()
     original.unlink()
     return pin
@@ -64,11 +64,11 @@ def test_caches_clear_keeps_only_what_pilots_use(stoker: Stoker, scratch: Path):
 
 def test_model_snapshot_is_counted_once_and_removed_with_its_file(stoker: Stoker, scratch: Path):
     pin = keep(scratch, "snapshot")
-    cache = ObjectCache(scratch / "cache", bound_bytes=10**9)
+    cache = ObjectCache(scratch / "cache", capacity_bytes=10**9)
     snapshot = store.snapshot_folder_beside(cache) / "file-abc-float32-1"
     snapshot.mkdir(parents=True)
     os.link(pin.path, snapshot / "model.safetensors")
-    (name,) = cache.sizes()
+    (name,) = cache.object_sizes()
     store.write_snapshot_marker(cache, snapshot, name=name)
     assert SIZE <= json.loads(stoker.ok("caches", "--json").output)["bytes"] < 2 * SIZE
     stoker.ok("caches", "--clear")
@@ -81,7 +81,7 @@ def test_model_snapshot_is_counted_once_and_removed_with_its_file(stoker: Stoker
 def test_down_lists_remaining_caches_with_path_and_lifetime():
     day = Pilot(scratch="/local", cache_age_s=Duration(86400))
     sites = [Site(name="a"), Site(name="b", pilot=day), Site(name="c", pilot=day)]
-    first, second = stays(sites)
+    first, second = describe_remaining_files(sites)
     assert "stay on their nodes (their temporary folder) for the next session" in first
     assert "after 14 days without use" in first
     assert "(/local)" in second

@@ -15,7 +15,7 @@ from stoker.config import write_sites
 from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import session_choice
-from stoker.manager.executor.processes import link_joined_session, register
+from stoker.manager.executor.processes import link_joined_session, register_session
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.site import Site
@@ -29,21 +29,21 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
     def session(name: str, place: str, *, up: bool, stays: bool = False) -> Path:
         folder = SessionFolder(tmp_path / place)
-        folder.make()
+        folder.create_folders()
         listener = socket.create_server(("127.0.0.1", 0))
         listeners.append(listener)
         folder.write(SessionFile(name, 4, f"tcp://127.0.0.1:{listener.getsockname()[1]}", "key"))
         made_at = 2e9 + len(listeners)
         os.utime(folder.file, (made_at, made_at))
         if up:
-            lease.take(folder.lease)
+            lease.take_lease(folder.lease)
         else:
             listener.close()
             holder = lease.LeaseHolder("here", "machine", 1, 1, "token", over="it was ended")
             folder.lease.write_bytes(msgspec.json.encode(holder))
         if stays:
             folder.launch.write_bytes(b"{}")
-        register(folder)
+        register_session(folder)
         return folder.path
 
     yield session

@@ -18,10 +18,10 @@ from live.peers import Manager
 import stoker as package
 from stoker.contexts.folders import state_folder
 from stoker.manager.cli import apps, doctor, doctor_machine, main
-from stoker.manager.cli.doctor_machine import Finding, Level
+from stoker.manager.cli.doctor_machine import Finding, FindingLevel
 from stoker.manager.cli.main import cli
 from stoker.manager.executor import new_sessions
-from stoker.manager.executor.processes import register
+from stoker.manager.executor.processes import register_session
 from stoker.protocol.session import SessionFile, SessionFolder
 
 
@@ -69,9 +69,9 @@ def test_unknown_application_error_names_the_nearest_name(stoker: Stoker):
 
 def known_session(folder: Path) -> str:
     session = SessionFolder(folder / "known")
-    session.make()
+    session.create_folders()
     session.write(SessionFile("k3v9", 1, "tcp://127.0.0.1:1", "key"))
-    register(session)
+    register_session(session)
     return "k3v9"
 
 
@@ -166,7 +166,7 @@ def test_doctor_check_that_raises_is_reported_as_a_finding():
     def unlucky() -> list[Finding]:
         raise OSError("no such luck")
 
-    (finding,) = doctor.examine([doctor.Check("unlucky", "Is there luck?", unlucky)])
+    (finding,) = doctor.run_checks([doctor.Check("unlucky", "Is there luck?", unlucky)])
     assert finding.text == "unlucky could not be checked (Is there luck?): OSError: no such luck"
 
 
@@ -183,11 +183,11 @@ def test_torch_build_is_read_without_importing_torch(tmp_path: Path, monkeypatch
 
 def test_damaged_measurement_database_is_reported():
     state_folder().mkdir(parents=True)
-    path = state_folder() / doctor.STORE
-    assert next(doctor.check_measurement_store()).level is Level.OK
+    path = state_folder() / doctor.MEASUREMENT_FILE
+    assert next(doctor.check_measurement_store()).level is FindingLevel.OK
     path.write_bytes(b"not a database at all, whatever it says" * 100)
     damaged = next(doctor.check_measurement_store())
-    assert damaged.level is Level.WARN
+    assert damaged.level is FindingLevel.WARN
     assert damaged.fix == f"move the file away, and Stoker creates a new file: mv {path} {path}.damaged"
     path.unlink()
     with sqlite3.connect(path) as db:
@@ -199,9 +199,9 @@ def test_damaged_measurement_database_is_reported():
 
 def test_doctor_counts_live_ended_and_removed_sessions(manager: Manager, tmp_path: Path):
     over = SessionFolder(tmp_path / "over")
-    over.make()
+    over.create_folders()
     over.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
-    register(over)
+    register_session(over)
     (state_folder() / "sessions" / "k0").symlink_to(tmp_path / "nowhere")
     texts = [finding.text for finding in doctor.check_earlier_sessions()]
     assert texts[0] == "1 live session: test"
@@ -210,10 +210,10 @@ def test_doctor_counts_live_ended_and_removed_sessions(manager: Manager, tmp_pat
 
 
 def test_doctor_warns_about_a_session_that_lost_its_manager(tmp_path: Path):
-    folder = new_sessions.make(new_sessions.collect(()))
+    folder = new_sessions.create_session(new_sessions.load_listed_sites(()))
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
-    register(folder)
-    lost = [finding for finding in doctor.check_earlier_sessions() if finding.level is Level.WARN]
+    register_session(folder)
+    lost = [finding for finding in doctor.check_earlier_sessions() if finding.level is FindingLevel.WARN]
     assert [finding.text for finding in lost] == ["session k1 is not over, but has no manager"]
     assert "stoker attach k1" in lost[0].fix
 

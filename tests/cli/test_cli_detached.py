@@ -33,7 +33,7 @@ def waits(tmp_path: Path) -> Iterator[Path]:
     program.write_text(WAITS)
     yield program
     (tmp_path / "go").touch()
-    for run in runs.known_runs():
+    for run in runs.list_runs():
         facts = run.facts
         if run.is_alive_here() and facts is not None:
             os.kill(facts.pid, signal.SIGKILL)
@@ -41,9 +41,9 @@ def waits(tmp_path: Path) -> Iterator[Path]:
 
 
 def detach(*arguments: str) -> DetachedRun:
-    before = {run.name for run in runs.known_runs()}
+    before = {run.name for run in runs.list_runs()}
     Stoker().ok("run", "--detach", *arguments)
-    (run,) = [run for run in runs.known_runs() if run.name not in before]
+    (run,) = [run for run in runs.list_runs() if run.name not in before]
     until(lambda: "began" in run.log.read_text())
     return run
 
@@ -92,7 +92,7 @@ def test_run_survives_hangups_and_the_end_of_its_shell(waits: Path, tmp_path: Pa
     (tmp_path / "go").touch()
     until(lambda: run.end)
     assert run.log.read_text() == "began\ndone\n"
-    assert run.state() == "exit status 3"
+    assert run.describe_state() == "exit status 3"
 
 
 def test_down_stops_a_detached_run_with_sigterm(stoker: Stoker, waits: Path, tmp_path: Path):
@@ -133,12 +133,12 @@ def test_run_that_cannot_be_recorded_is_stopped(tmp_path: Path):
 
 
 def test_run_from_before_a_reboot_is_not_running(tmp_path: Path):
-    run = runs.new_run("", what="long.py")
+    run = runs.create_run("", what="long.py")
     facts = RunFile(run.name, ("stoker", "run", "long.py"), "/", "n1", "another boot/pid:[1]", os.getpid(), 1, 0.0)
     run.file.write_bytes(runs.msgspec.json.encode(facts))
     run.lock.touch()
     assert not run.is_running()
-    assert "without an exit status" in run.title(now=100.0)
+    assert "without an exit status" in run.describe(now=100.0)
 
 
 def test_detached_runs_are_listed_and_found_by_name(stoker: Stoker, waits: Path, tmp_path: Path):
@@ -179,7 +179,7 @@ def test_invalid_detach_options_are_refused(stoker: Stoker, waits: Path, argumen
     result = stoker("run", *arguments)
     assert words in (str(result.exception) if result.exit_code == 1 else result.output)
     assert result.exit_code != 0
-    assert runs.known_runs() == []
+    assert runs.list_runs() == []
 
 
 def test_detach_option_after_the_program_prints_a_note(stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -226,7 +226,7 @@ def test_run_has_a_session_and_leaves_no_process_when_killed(stoker: Stoker, tmp
     stoker.ok("calls", run.name)
     os.kill(run.facts.pid, signal.SIGKILL)
     until(lambda: run.end)
-    assert run.state() == "exit status 137 (ended by signal 9)"
+    assert run.describe_state() == "exit status 137 (ended by signal 9)"
     assert stoker("attach", run.name).exit_code == 137
 
     def is_left(process: psutil.Process) -> bool:

@@ -11,9 +11,9 @@ from cli.command_line import Stoker, write_commands
 from stoker.config import parse_site
 from stoker.errors import ConfigError
 from stoker.manager.cli import doctor_site, init, surroundings
-from stoker.manager.cli.doctor_machine import Level
+from stoker.manager.cli.doctor_machine import FindingLevel
 from stoker.manager.cli.surroundings import Gpus, HostFacts, ScratchPlace, Slurm
-from stoker.manager.factory.batch import BatchTrouble
+from stoker.manager.factory.batch import BatchSystemError
 from stoker.manager.factory.commands import CommandResult
 from stoker.site import ProviderKind, ProvisioningName, Site
 
@@ -53,7 +53,7 @@ def answering(**others: CommandResult) -> Callable[[Sequence[str]], CommandResul
 def around(**more: object) -> HostFacts:
     facts: dict[str, object] = {
         "host": "login1", "user": "ana", "kind": ProviderKind.SLURM, "command": "/usr/bin/sbatch",
-        "slurm": surroundings.ask(answering()), "networks": {"lo": "127.0.0.1", "eno1": "10.1.0.5"},
+        "slurm": surroundings.query_slurm(answering()), "networks": {"lo": "127.0.0.1", "eno1": "10.1.0.5"},
         "reached_at": "10.1.0.5", "home": "/home/ana/.local/state/stoker", "home_shared": True,
     }  # fmt: skip
     return HostFacts(**(facts | more))  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def around(**more: object) -> HostFacts:
 
 def drafted(*, partition: str = "", **more: object) -> tuple[Site, str]:
     """Return the site file that `stoker init` writes, read and as text."""
-    text = init.draft(around(**more), partition=partition).text
+    text = init.draft_site_file(around(**more), partition=partition).text
     return parse_site(text, file="site.toml"), text
 
 
@@ -69,7 +69,7 @@ CONDOR = {"kind": ProviderKind.CONDOR, "slurm": None, "command": "/usr/bin/condo
 
 
 def test_properties_of_slurm_are_read_from_its_commands():
-    slurm = surroundings.ask(answering())
+    slurm = surroundings.query_slurm(answering())
     assert (slurm.version, slurm.accounts, slurm.preempts) == ("22.05.8", ("phys-lab", "bio-lab"), True)
     backfill, main, cpu = slurm.partitions
     assert backfill.gpus == (Gpus("a10", 1, 2), Gpus("titanx", 1, 2))
@@ -82,16 +82,16 @@ def test_properties_of_slurm_are_read_from_its_commands():
 
 def test_missing_accounting_preemption_or_answer_is_recognized():
     no_preemption = CommandResult(0, "PreemptType = preempt/none\n", "")
-    slurm = surroundings.ask(answering(sacctmgr=CommandResult(1, NO_ACCOUNTING, ""), scontrol=no_preemption))
+    slurm = surroundings.query_slurm(answering(sacctmgr=CommandResult(1, NO_ACCOUNTING, ""), scontrol=no_preemption))
     assert (slurm.accounts, slurm.preempts) == ((), False)
     assert not any(slurm.is_preemptible(each) for each in slurm.partitions)
     down = "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n"
-    assert surroundings.ask(answering(sinfo=CommandResult(1, "", down))).trouble == down.strip()
+    assert surroundings.query_slurm(answering(sinfo=CommandResult(1, "", down))).trouble == down.strip()
 
     def hang(words: Sequence[str]) -> CommandResult:
-        raise BatchTrouble(f"{words[0]} has not answered for 15 s")
+        raise BatchSystemError(f"{words[0]} has not answered for 15 s")
 
-    assert surroundings.ask(hang).trouble == "sinfo has not answered for 15 s"
+    assert surroundings.query_slurm(hang).trouble == "sinfo has not answered for 15 s"
 
 
 @pytest.mark.parametrize(
@@ -130,18 +130,18 @@ PartitionName=cpu Default=NO MaxMemPerCPU=1000
 
 
 def test_requested_cores_and_memory_are_the_share_of_one_gpu():
-    slurm = surroundings.ask(answering(**{" ".join(surroundings.PARTITIONS): CommandResult(0, GRANTS, "")}))
+    slurm = surroundings.query_slurm(answering(**{" ".join(surroundings.PARTITIONS): CommandResult(0, GRANTS, "")}))
     backfill, main, cpu = slurm.partitions
-    assert main.share == (2, 8000 * 1024**2)
-    assert cpu.share == (64, 64 * 1000 * 1024**2)  # Slurm allows less memory per core than the node has
-    assert backfill.share == (4, int(0.9 * 3000 * 1024**2))
+    assert main.pilot_share == (2, 8000 * 1024**2)
+    assert cpu.pilot_share == (64, 64 * 1000 * 1024**2)  # Slurm allows less memory per core than the node has
+    assert backfill.pilot_share == (4, int(0.9 * 3000 * 1024**2))
     site, _ = drafted(slurm=slurm, partition="main")
     assert (site.provider.cores, site.provider.memory_bytes) == (2, 8 * 10**9)
 
 
 def test_htcondor_request_is_the_share_of_one_gpu_of_a_machine():
     nodes = tuple(surroundings.parse_condor_nodes("64 257000 4\n16 64000 undefined\n32 128000 2\n"))
-    assert nodes[1] == surroundings.Node(16, 64000 * 1024**2)
+    assert nodes[1] == surroundings.CondorNode(16, 64000 * 1024**2)
     site, _ = drafted(**CONDOR, nodes=nodes)
     assert (site.provider.cores, site.provider.memory_bytes) == (16, 67 * 10**9)
     site, unknown = drafted(**CONDOR)
@@ -172,7 +172,7 @@ def test_init_writes_a_valid_site_file_for_each_batch_system(kind: ProviderKind)
 
 
 def test_init_writes_a_template_file_if_slurm_does_not_answer():
-    made = init.draft(around(slurm=Slurm("22.05.8", trouble="Unable to contact slurm controller")))
+    made = init.draft_site_file(around(slurm=Slurm("22.05.8", trouble="Unable to contact slurm controller")))
     assert parse_site(made.text, file="site.toml").provider.kind is ProviderKind.SLURM
     assert "Unable to contact slurm controller" in made.notes[0]
 
@@ -203,15 +203,15 @@ def test_scratch_folders_are_found_from_environment_variables(tmp_path: Path, mo
         ("SCRATCH", mine), ("SCRATCHDIR", mine), ("LOCAL_SCRATCH", tmp_path / "nowhere"), ("WORK", work),
     ):  # fmt: skip
         monkeypatch.setenv(name, str(place))
-    found = surroundings.scratch_places()
+    found = surroundings.find_scratch_places()
     assert [each.path for each in found[:2]] == [str(mine), str(work)]
     assert [each.path for each in found].count(str(mine)) == 1
     assert str(tmp_path / "nowhere") not in [each.path for each in found]
     for each in found[:2]:
         assert each.free_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.5)
-        assert each.shared == surroundings.is_shared(tmp_path)
+        assert each.shared == surroundings.is_on_shared_file_system(tmp_path)
     monkeypatch.setenv("SCRATCH", str(full))
-    assert str(full) not in [each.path for each in surroundings.scratch_places()]
+    assert str(full) not in [each.path for each in surroundings.find_scratch_places()]
 
 
 def test_init_writes_a_readable_file_and_overwrites_nothing(
@@ -227,11 +227,11 @@ def test_init_writes_a_readable_file_and_overwrites_nothing(
 
 
 def test_invalid_slurm_setting_error_lists_the_valid_values():
-    slurm = surroundings.ask(answering())
+    slurm = surroundings.query_slurm(answering())
 
     def faults(text: str) -> list[str]:
         site = parse_site(f'[provider]\nkind = "slurm"\n{text}', file="s")
-        return [text.removeprefix("[provider] ") for text, _ in doctor_site.slurm_faults(site, slurm)]
+        return [text.removeprefix("[provider] ") for text, _ in doctor_site.find_slurm_faults(site, slurm)]
 
     assert faults('partition = "backfill"\naccount = "bio-lab"\ngpus = "titanx:1"\nwalltime = "1 d"') == []
     assert faults('gpus = "a10:1"') == []  # the default partition
@@ -249,7 +249,7 @@ def test_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setenv("PATH", str(tmp_path))
     site = parse_site('[provider]\nkind = "pbs"\n[session]\ninterface = "ib7"', file="s")
     network, scheduler = doctor_site.check_site_file(site)
-    assert network.level is scheduler.level is Level.NEED
+    assert network.level is scheduler.level is FindingLevel.NEED
     assert "interface 'ib7' is not a network of this host" in network.text
     assert "site local: it is for pbs; this host has no batch system" in scheduler.text
 
@@ -257,7 +257,7 @@ def test_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monkeyp
 def test_python_installed_below_tmp_prints_a_warning():
     state = Path("/home/ana/.local/state/stoker")
     (found,) = doctor_site.warn_about_folders_in_tmp(Path("/tmp/venv/bin/python"), state)
-    assert found.level is Level.WARN
+    assert found.level is FindingLevel.WARN
     assert found.text.startswith("Python is /tmp/venv/bin/python, which jobs do not see if each job has its own /tmp")
     assert not list(doctor_site.warn_about_folders_in_tmp(Path("/tmpfiles/python"), Path("/home/ana")))
 
@@ -284,22 +284,25 @@ def test_kubernetes_is_chosen_only_with_a_configured_cluster(
 ):
     write_commands(tmp_path, kubectl=answer)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(surroundings, "_SUBMITS", surroundings._SUBMITS[-1:])
+    monkeypatch.setattr(surroundings, "_SUBMIT_COMMANDS", surroundings._SUBMIT_COMMANDS[-1:])
     assert surroundings.inspect_host().kind is kind
 
 
 def test_doctor_reports_a_missing_image_setting(monkeypatch: pytest.MonkeyPatch):
     here = around(kind=ProviderKind.KUBERNETES, command="/usr/bin/kubectl", slurm=None)
     monkeypatch.setattr(doctor_site, "inspect_host", lambda: here)
-    site = parse_site(init.draft(here).text, file="site.toml")
+    site = parse_site(init.draft_site_file(here).text, file="site.toml")
     (said,) = [each for each in doctor_site.check_site_file(site) if "[provider] image" in each.text]
-    assert (said.level, said.fix) == (Level.NEED, "write the name of your container image, with Stoker installed")
+    assert (said.level, said.fix) == (
+        FindingLevel.NEED,
+        "write the name of your container image, with Stoker installed",
+    )
 
 
 def test_cpu_cluster_request_covers_most_of_a_node():
     cpu = CommandResult(0, "main*|up|infinite|2|2|7800|(null)|1|OFF\n", "")
-    slurm = drafted(slurm=surroundings.ask(answering(sinfo=cpu)))
-    nodes = (surroundings.Node(4, 6 * 10**9), surroundings.Node(8, 12 * 10**9))
+    slurm = drafted(slurm=surroundings.query_slurm(answering(sinfo=cpu)))
+    nodes = (surroundings.CondorNode(4, 6 * 10**9), surroundings.CondorNode(8, 12 * 10**9))
     for (site, text), size in ((slurm, (2, 7 * 10**9)), (drafted(**CONDOR, nodes=nodes), (4, 6 * 10**9))):
         assert site.pilot.devices == "cpu:1", "a device has the memory that a model needs"
         assert (site.provider.cores, site.provider.memory_bytes) == size
@@ -309,7 +312,7 @@ def test_cpu_cluster_request_covers_most_of_a_node():
 
 @pytest.mark.parametrize(("gpus", "line"), [([0, 0], '# gpus = "1"'), ([0, 4], 'gpus = "1"'), ([], 'gpus = "1"')])
 def test_gpus_are_requested_if_the_pool_has_gpus(gpus: list[int], line: str):
-    nodes = tuple(surroundings.Node(8, 32 * 10**9, each) for each in gpus)
+    nodes = tuple(surroundings.CondorNode(8, 32 * 10**9, each) for each in gpus)
     _, text = drafted(**CONDOR, nodes=nodes)
     assert next(text for text in text.splitlines() if "gpus =" in text).startswith(line)
 
@@ -318,12 +321,12 @@ def test_gpus_are_requested_if_the_pool_has_gpus(gpus: list[int], line: str):
     ("machines", "level", "told"),
     [
         ("4 6000 0 pool.edu\n2 4000 undefined pool.edu\n", None, ""),
-        ("4 6000 0 n1.edu\n2 4000 0 n2.edu\n", Level.NEED, "machines of the pool run jobs as their own users"),
-        ("4 6000 0 POOL.edu\n2 4000 0 n2.edu\n", Level.WARN, "1 of 2 machines of the pool run jobs as their"),
+        ("4 6000 0 n1.edu\n2 4000 0 n2.edu\n", FindingLevel.NEED, "machines of the pool run jobs as their own users"),
+        ("4 6000 0 POOL.edu\n2 4000 0 n2.edu\n", FindingLevel.WARN, "1 of 2 machines of the pool run jobs as their"),
         ("undefined undefined undefined undefined\n4 6000 0 undefined\n", None, ""),
     ],
 )
-def test_pool_whose_jobs_may_not_read_the_session_is_reported(machines: str, level: Level | None, told: str):
+def test_pool_whose_jobs_may_not_read_the_session_is_reported(machines: str, level: FindingLevel | None, told: str):
     nodes = tuple(surroundings.parse_condor_nodes(machines))
     findings = list(doctor_site.check_slot_users(around(**CONDOR, nodes=nodes, user_domain="pool.edu")))
     assert [finding.level for finding in findings] == ([level] if level else [])

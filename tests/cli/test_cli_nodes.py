@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from stoker.config import parse_site
 from stoker.contexts.folders import state_folder
 from stoker.manager.cli import doctor, doctor_site
-from stoker.manager.cli.doctor_machine import Level
+from stoker.manager.cli.doctor_machine import FindingLevel
 from stoker.manager.cli.surroundings import HostFacts
 from stoker.manager.live import node_store
-from stoker.manager.live.node_store import NodeStore
+from stoker.manager.live.node_store import NodeRecordStore
 from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockPhase, BlockStatus, NodeRecord
 from stoker.protocol.to_client import Status
@@ -31,9 +31,9 @@ STATUS = Status(
 
 
 def keep(*records: NodeRecord) -> None:
-    store = NodeStore()
+    store = NodeRecordStore()
     for record in records:
-        store.record(record)
+        store.store_record(record)
     store.close()
 
 
@@ -50,12 +50,12 @@ def test_status_names_excluded_nodes_and_the_cost_of_probes():
 
 
 def test_doctor_lists_excluded_nodes_and_how_to_clear_them():
-    [fine] = doctor.excluded_nodes()
-    assert (fine.level, fine.text) == (Level.OK, "no node is excluded because its devices failed")
+    [fine] = doctor.check_excluded_nodes()
+    assert (fine.level, fine.text) == (FindingLevel.OK, "no node is excluded because its devices failed")
     assert not (state_folder() / node_store.FILE).exists()
     keep(PROBED, replace(BAD, node="n3", excluded=False))
-    [bad] = doctor.excluded_nodes()
-    assert bad.level is Level.WARN
+    [bad] = doctor.check_excluded_nodes()
+    assert bad.level is FindingLevel.WARN
     assert bad.text.startswith(f"no block starts on node n2 of gpu since {DAY} 14:02: cuda:0 failed; 2 probes used")
     assert "stoker doctor --clear n2" in bad.fix
 
@@ -71,7 +71,7 @@ def test_doctor_clears_an_excluded_node(stoker: Stoker):
     again = stoker("doctor", "--clear", "n2")
     assert str(again.exception) == "node n2 is not excluded; excluded nodes: n3"
     stoker.ok("doctor", "--clear", "n3")
-    assert str(stoker("doctor", "--clear", "n3").exception) == "node n3 is not excluded; no node is"
+    assert str(stoker("doctor", "--clear", "n3").exception) == "node n3 is not excluded; no node is excluded"
 
 
 def test_clear_reports_unreadable_records(stoker: Stoker):

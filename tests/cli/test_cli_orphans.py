@@ -14,9 +14,9 @@ from live.peers import Manager, until
 
 from stoker.config import write_sites
 from stoker.manager.cli import doctor
-from stoker.manager.cli.doctor_machine import Finding, Level
+from stoker.manager.cli.doctor_machine import Finding, FindingLevel
 from stoker.manager.executor import engines
-from stoker.manager.executor.processes import register
+from stoker.manager.executor.processes import register_session
 from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
@@ -46,7 +46,7 @@ def pilot_of() -> Iterator[PilotOf]:
 
 
 def give_lease(folder: SessionFolder, manager: Manager, **how: object) -> None:
-    holder = lease.read(manager.folder.lease)
+    holder = lease.read_lease(manager.folder.lease)
     folder.lease.write_bytes(msgspec.json.encode(msgspec.structs.replace(holder, **how)))
 
 
@@ -63,7 +63,7 @@ def test_manager_of_a_removed_folder_is_an_orphan(manager: Manager):
 def test_only_processes_of_ended_sessions_are_reported_as_orphans(manager: Manager, pilot_of: PilotOf, tmp_path: Path):
     ended, stays, starts, copied = (SessionFolder(tmp_path / name) for name in ("ended", "stays", "starts", "copied"))
     for each in (ended, stays, starts, copied):
-        each.make()
+        each.create_folders()
     dead = subprocess.Popen(["true"])
     dead.wait()
     give_lease(ended, manager, pid=dead.pid, over="stoker down")
@@ -118,12 +118,12 @@ def test_remaining_jobs_of_a_session_are_listed_with_a_cancel_command(
     manager: Manager, slurm: FakeSlurm, tmp_path: Path, engine: Engine
 ):
     folder = SessionFolder(tmp_path / "over")
-    folder.make()
+    folder.create_folders()
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
-    register(folder)
+    register_session(folder)
     site = Site(name="lab", engine=engine, provider=Provider(kind=ProviderKind.SLURM))
     write_sites(folder.sites, [site])
-    engines.prepare(folder, [site], session="k1", python_path="")
+    engines.write_taskvine_plans(folder, [site], session="k1", python_path="")
     slurm.put("41", name="stoker-k1-b1", state="RUNNING", folder=str(folder.submit))
     slurm.put("42", name="stoker-k2-b1", state="RUNNING", folder=str(folder.submit))
 
@@ -132,7 +132,7 @@ def test_remaining_jobs_of_a_session_are_listed_with_a_cancel_command(
 
     assert told() == []  # the session has not ended yet
     give_lease(folder, manager, over="stoker down")
-    assert told() == [Finding(Level.WARN, "left behind: jobs 41 of site lab, of session k1", "scancel 41")]
+    assert told() == [Finding(FindingLevel.WARN, "left behind: jobs 41 of site lab, of session k1", "scancel 41")]
     (folder.path / JOBS_LEFT).write_text("")
     asked = len(slurm.asked("squeue"))
     assert bool(told()) == (engine is Engine.TASKVINE)  # Stoker's factory does not know jobs of TaskVine's factory

@@ -13,10 +13,10 @@ from cli.command_line import Stoker
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.advice import estimating
 from stoker.manager.advice.answers import Advisor
-from stoker.manager.cli.plan import render
+from stoker.manager.cli.plan import render_plan
 from stoker.manager.core.events import AskAdvice, OfContext, OfFunction
-from stoker.manager.executor.session_files import ProgramSources
-from stoker.manager.live.advisor import performance
+from stoker.manager.executor.session_files import ProgramSourceStore
+from stoker.manager.live.advisor import open_performance_store
 from stoker.manager.study import plan
 from stoker.manager.study.plan import RunPlan
 from stoker.protocol.ids import FunctionKey, RecipeKey
@@ -25,7 +25,7 @@ from stoker.protocol.session import SessionFolder
 
 @pytest.fixture(autouse=True)
 def _few_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("SEEDS", 5), ("FEW_SEEDS", 1), ("CALLS", 100)):
+    for name, value in (("MANY_SEEDS", 5), ("FEW_SEEDS", 1), ("CALLS", 100)):
         monkeypatch.setattr(plan, name, value)
 
 
@@ -38,7 +38,7 @@ def site(tmp_path: Path) -> str:
 
 @pytest.fixture
 def measured() -> None:
-    store = performance()
+    store = open_performance_store()
     for function in (f"{Path.cwd()}/claims.py:verify", "stoker.apps.fact_verification.functions:verify"):
         store.record_runs("r", kind="NVIDIA A10", function=function, run_s=[2.0] * 40)
     store.record_load("r", kind="NVIDIA A10", load_s=9.0)
@@ -60,7 +60,7 @@ def test_plan_shows_time_resources_and_uncertainty(stoker: Stoker, site: str):
 @pytest.mark.usefixtures("measured")
 def test_cost_is_device_hours_times_the_price_of_the_site(stoker: Stoker, site: str):
     def cost_lines(price: float) -> list[str]:
-        lines = render(msgspec.structs.replace(found, price=price))
+        lines = render_plan(msgspec.structs.replace(found, price=price))
         return [line for line in lines if line.startswith("  cost ")]
 
     told = stoker("plan", site, "claims.py:verify", "--inputs", "30", "--json").output
@@ -111,7 +111,7 @@ def test_plan_refuses_an_application_that_was_never_measured(stoker: Stoker, sit
 
 
 def record(function: str, *, run_s: float) -> None:
-    store = performance()
+    store = open_performance_store()
     store.record_runs("bare", kind="cpu", function=function, run_s=[run_s] * 40)
     store.close()
 
@@ -171,22 +171,22 @@ def score(context, text, batch_size=16):
 
 def ran_before(folder: Path, program: str) -> None:
     session = SessionFolder(folder / "session")
-    session.make()
+    session.create_folders()
     file = folder / "before.py"
     file.write_text(program)
     names: dict[str, Any] = {}
     exec(compile(program, str(file), "exec"), names)
-    shelf, recipe, function = ProgramSources(session.sources), names["model"]("small"), names["score"]
-    shelf.leave("f", function, recipe)
-    estimating.history.cache_clear()
+    shelf, recipe, function = ProgramSourceStore(session.sources), names["model"]("small"), names["score"]
+    shelf.store_sources("f", function, recipe)
+    estimating.open_history.cache_clear()
     advisor = Advisor(session)
-    advisor.answer(AskAdvice(OfContext(RecipeKey(recipe.key)), recipe.name))
-    advisor.answer(AskAdvice(OfFunction(FunctionKey("f"), RecipeKey(recipe.key)), "score"))
-    store = performance()
+    advisor.answer_question(AskAdvice(OfContext(RecipeKey(recipe.key)), recipe.name))
+    advisor.answer_question(AskAdvice(OfFunction(FunctionKey("f"), RecipeKey(recipe.key)), "score"))
+    store = open_performance_store()
     store.record_load(recipe.key, kind="cpu", load_s=30.0)
     store.record_runs(recipe.key, kind="cpu", function="score", run_s=[4.0])
     store.close()
-    estimating.history.cache_clear()
+    estimating.open_history.cache_clear()
 
 
 @pytest.mark.parametrize("context", ['model("small")', "made"])
@@ -219,7 +219,7 @@ def test_function_that_never_ran_is_planned_by_similar_functions(
 )
 def test_missing_estimate_reports_its_reason(stoker: Stoker, site: str, tmp_path: Path, app: str, says: str):
     pytest.importorskip("numpy", reason="similar recipes are found with it")
-    estimating.history.cache_clear()
+    estimating.open_history.cache_clear()
     (tmp_path / "broken.py").write_bytes(b"def score(:\n\xff\x00")
     (tmp_path / "fine.py").write_text(
         PROGRAM.format(comment="", context='model("small")', assigned="") + "\ndef more(): 1\n"

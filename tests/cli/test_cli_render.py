@@ -209,10 +209,10 @@ def test_session_status_is_equal_in_a_program_and_in_the_cli():
 
 
 def test_consecutive_job_ids_are_shown_as_a_range():
-    assert show_status.job_ids(["88124", "88123", "88125", "88140", "88123"]) == "88123-88125, 88140"
-    assert show_status.job_ids(["7.0", "8.0"]) == "7.0, 8.0"
-    assert show_status.job_ids(str(number) for number in range(0, 40, 2)) == "0, 2, 4, 6, 8, 10, and 14 more"
-    assert show_status.job_ids([]) == ""
+    assert show_status.format_job_ids(["88124", "88123", "88125", "88140", "88123"]) == "88123-88125, 88140"
+    assert show_status.format_job_ids(["7.0", "8.0"]) == "7.0, 8.0"
+    assert show_status.format_job_ids(str(number) for number in range(0, 40, 2)) == "0, 2, 4, 6, 8, 10, and 14 more"
+    assert show_status.format_job_ids([]) == ""
 
 
 HOLDER = LeaseHolder(host="login1", machine="m", pid=4121, started=1, token="t")
@@ -223,7 +223,7 @@ def test_up_prints_the_manager_host_and_the_queued_jobs():
     jobs = tuple(block(f"b{n}", BlockPhase.PENDING, reason="Priority", expected_in_s=660) for n in range(88123, 88131))
     now = datetime.datetime(2026, 11, 21, 10, 31)
     folder = SessionFolder("/home/ana/k3v9")
-    assert up.render(replace(NOTHING, jobs=jobs), HOLDER, [BACKFILL], folder=folder, now=now) == [
+    assert up.render_session(replace(NOTHING, jobs=jobs), HOLDER, [BACKFILL], folder=folder, now=now) == [
         "session k3v9 is up: manager here (pid 4121), 8 blocks submitted to backfill (jobs 88123-88130)",
         "  queued   8   Priority; the first is expected at 10:42 (in 11 min)",
         'use it: stoker.load(session="k3v9") in a program, or stoker run APP --session k3v9',
@@ -235,7 +235,9 @@ def test_up_prints_the_manager_host_and_the_queued_jobs():
 def test_up_reports_why_submitted_jobs_ended():
     over = replace(NOTHING, ended_blocks={"exit code 1": 2}, trouble={"backfill": "it failed"})
     why = "block of source backfill: ended: exit code 1: module: command not found"
-    lines = up.render(over, HOLDER, [BACKFILL], folder=SessionFolder("/s"), now=datetime.datetime.now(), why=why)
+    lines = up.render_session(
+        over, HOLDER, [BACKFILL], folder=SessionFolder("/s"), now=datetime.datetime.now(), why=why
+    )
     assert lines[1:] == [
         "  trouble  backfill: it failed",
         "  ended    2 exit code 1",
@@ -247,7 +249,7 @@ def test_up_reports_why_submitted_jobs_ended():
 
 def test_up_fails_only_if_every_submission_was_refused():
     def refused(**more: Any) -> bool:
-        return up.refused(replace(NOTHING, **({"ended_blocks": {"refused": 1}} | more)))
+        return up.is_first_job_refused(replace(NOTHING, **({"ended_blocks": {"refused": 1}} | more)))
 
     assert refused()
     assert refused(jobs=(block("b2", BlockPhase.ASKED),)), "the next block has been requested in the meantime"
@@ -260,13 +262,16 @@ def test_up_fails_only_if_every_submission_was_refused():
 def test_down_reports_finished_work_and_ended_jobs():
     jobs = (block("b1", BlockPhase.RUNNING, job="7"), block("b2", BlockPhase.PENDING, job="8"))
     before = replace(BUSY, cancelled=2, jobs=jobs)
-    assert down.ended(before, name="k3v9") == (
+    assert down.describe_ended_session(before, name="k3v9") == (
         "session k3v9 has ended: 10,412 calls done, 3 failed, 51,330 cancelled, 1 pilot released, 2 jobs ended;"
         " no process or job remains"
     )
     one = replace(NOTHING, done=1)
-    assert down.ended(one, name="k3v9") == "session k3v9 has ended: 1 call done; no process or job remains"
-    assert down.ended(None, name="k3v9") == "session k3v9 has ended already; no process or job remains"
+    assert (
+        down.describe_ended_session(one, name="k3v9")
+        == "session k3v9 has ended: 1 call done; no process or job remains"
+    )
+    assert down.describe_ended_session(None, name="k3v9") == "session k3v9 has ended already; no process or job remains"
 
 
 @pytest.mark.parametrize(
@@ -287,7 +292,7 @@ def test_losses_are_grouped_by_reason(facts: dict[str, Any], line: str):
 
 
 def test_ended_session_shows_no_forecasts():
-    lines = status.render(BUSY, over=True)
+    lines = status.render(BUSY, has_ended=True)
     assert lines[0].startswith("session k3v9 · was up 2 h 14 min")
     assert "done in about" not in lines[0]
     assert not any("waits:" in line for line in lines)
@@ -317,7 +322,7 @@ def test_explanation_prints_times_and_each_new_date():
 
 def test_libraries_that_died_with_a_call_are_found_in_its_history():
     texts = ["submitted to lib-1", "its library died (lib-2 on n was killed by SIGKILL), 1 of 2", "sent to lib-3"]
-    assert logs.died(texts) == ["lib-2"]
+    assert logs.find_dead_libraries(texts) == ["lib-2"]
 
 
 GROUPS = (
@@ -335,7 +340,7 @@ FAILED = Calls(
 
 
 def test_failed_calls_are_shown_in_groups():
-    assert calls.render(FAILED)[3:] == [
+    assert calls.render_calls(FAILED)[3:] == [
         "",
         "  3,211 x  verify  ValueError at /a/claims.py:31 in verify  2 h to 3.0 s ago, the last is c-9000",
         "      ValueError: no",
@@ -345,7 +350,7 @@ def test_failed_calls_are_shown_in_groups():
         "",
         "more about a call: stoker explain c-9001 k3v9",
     ]
-    shown = calls.render(FAILED, only=ListedState.FAILED, limit=1)
+    shown = calls.render_calls(FAILED, only=ListedState.FAILED, limit=1)
     assert "  … 1 more in 1 other groups; show more groups: --limit N" in shown
     assert shown[-1] == "more about a call: stoker explain c-9000 k3v9"
 
@@ -379,13 +384,13 @@ def test_missing_log_section_of_a_call_is_reported(tmp_path: Path, capfdbinary: 
     log.write_bytes(b"".join(LINE % number for number in range(1_200_000)))
     size = log.stat().st_size
     assert free_file_middle(log, most_bytes=1 << 20)
-    logs._show("c-1", log, start=10 << 20, end=11 << 20)
+    logs._print_part("c-1", log, start=10 << 20, end=11 << 20)
     out, err = capfdbinary.readouterr()
     assert out == b""
     assert b"1.0 MB of the output of c-1 are lost" in b" ".join(err.split())
-    logs._show("c-2", log, start=(1 << 20) - len(LINE % 0), end=size)
+    logs._print_part("c-2", log, start=(1 << 20) - len(LINE % 0), end=size)
     out, err = capfdbinary.readouterr()
     assert out.endswith(LINE % 1_199_999)
     assert b"of the output of c-2 are lost" in b" ".join(err.split())
-    logs._show("c-3", log, start=0, end=len(LINE % 0))
+    logs._print_part("c-3", log, start=0, end=len(LINE % 0))
     assert capfdbinary.readouterr() == (LINE % 0, b"")

@@ -10,9 +10,9 @@ from cli.command_line import Stoker
 from live.peers import Manager, Peer
 
 from stoker.errors import SessionError
-from stoker.manager.cli.replay import render
+from stoker.manager.cli.replay import render_replay_result
 from stoker.manager.live import journal
-from stoker.manager.live.records import Decided
+from stoker.manager.live.records import DecisionChecksums
 from stoker.manager.live.replay import ReplayResult
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
@@ -37,14 +37,14 @@ def ended(manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder) ->
 def forge(path: SessionFolder, *, wrong: int = -1, checked: bool = True) -> None:
     """Write the journal again, with a wrong checksum for one event, or without checksums."""
     records = list(journal_files.read_events_and_checks(path.journal))
-    checks = dict(pair for _, each in records if isinstance(each, Decided) for pair in each.numbered())
-    events = [(now, each) for now, each in records if not isinstance(each, Decided)]
+    checks = dict(pair for _, each in records if isinstance(each, DecisionChecksums) for pair in each.numbered_checks())
+    events = [(now, each) for now, each in records if not isinstance(each, DecisionChecksums)]
     path.journal.unlink()
     book = journal.Journal(path.journal)
     for number, (now, event) in enumerate(events):
-        book.write(now, event)
+        book.add_event(now, event)
         if checked:
-            book.decided(checks[number] ^ (number == wrong))
+            book.add_decision_checksum(checks[number] ^ (number == wrong))
     book.close()
 
 
@@ -63,15 +63,18 @@ def test_ended_session_can_be_replayed(stoker: Stoker, ended: SessionFolder):
 def test_decisions_missing_from_the_journal_are_reported():
     one = ReplayResult("k3v9", events=10, checked=9, restarts=0, lasted_s=5.0)
     unknown = "  note  the decisions about 1 event are not in the journal: "
-    assert render(one, took_s=0.1, live=True)[-1] == (
+    assert render_replay_result(one, took_s=0.1, live=True)[-1] == (
         unknown + "the session is live, and its manager writes them a moment later"
     )
-    assert render(one, took_s=0.1)[-1] == unknown + "a manager was killed before it wrote them"
-    came_back = msgspec.structs.replace(one, restarts=1)
-    assert render(came_back, took_s=0.1, live=True)[-1] == unknown + "a manager was killed before it wrote them"
-    assert render(came_back, took_s=0.1)[0].endswith(", the manager was restarted once")
+    assert render_replay_result(one, took_s=0.1)[-1] == unknown + "a manager was killed before it wrote them"
+    restarted = msgspec.structs.replace(one, restarts=1)
+    assert (
+        render_replay_result(restarted, took_s=0.1, live=True)[-1]
+        == unknown + "a manager was killed before it wrote them"
+    )
+    assert render_replay_result(restarted, took_s=0.1)[0].endswith(", the manager was restarted once")
     old = msgspec.structs.replace(one, checked=0)
-    assert "has not written them yet" in render(old, took_s=0.1, live=True)[1]
+    assert "has not written them yet" in render_replay_result(old, took_s=0.1, live=True)[1]
 
 
 def test_replay_fails_and_reports_the_event_of_a_different_decision(stoker: Stoker, ended: SessionFolder):

@@ -19,17 +19,17 @@ from stoker.config import parse_site
 from stoker.errors import SessionError
 from stoker.manager.cli import ask
 from stoker.manager.cli.ask import Observer, SessionEndedError
-from stoker.manager.core.libraries import LOAD_TRIES
+from stoker.manager.core.libraries import MAX_FAILED_LOADS
 from stoker.manager.live import lease
-from stoker.manager.live.session_policies import keep_policies, policies_of
+from stoker.manager.live.session_policies import copy_policies_into_session, create_policies_of_session
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd, Failure, FailureKind, Printed
+from stoker.protocol.calls import CallEnd, Failure, FailureKind, OutputRange
 from stoker.protocol.session import SessionFile, SessionFolder
 
 
 def library_log(folder: SessionFolder, text: str) -> Path:
-    log = folder.pilot("n014-ab12") / "lib-1.log"
+    log = folder.pilot_folder("n014-ab12") / "lib-1.log"
     log.parent.mkdir()
     log.write_text(text)
     return log
@@ -43,7 +43,7 @@ def submit_a_call(client: Peer) -> int:
     return call
 
 
-def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> tuple[int, int]:
+def run_a_call(client: Peer, pilot: Peer, *, printed: OutputRange | None = None) -> tuple[int, int]:
     """Run the call c-7; return its library and its number."""
     call = submit_a_call(client)
     library = pilot.serve()
@@ -55,7 +55,7 @@ def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> 
 
 def test_live_session_is_shown_and_explained(stoker: Stoker, folder: SessionFolder, client: Peer, pilot: Peer):
     log = library_log(folder, "before\nmäßig\nafter\n")
-    run_a_call(client, pilot, printed=Printed(str(log), 7, 15))
+    run_a_call(client, pilot, printed=OutputRange(str(log), 7, 15))
     result = stoker.ok("status")
     assert result.output.startswith("session test · up ")
     assert "1 call done, 0 running, 0 queued" in result.output
@@ -82,7 +82,7 @@ def test_live_session_is_shown_and_explained(stoker: Stoker, folder: SessionFold
 def test_policy_of_a_session_is_in_its_status_and_its_log(stoker: Stoker, folder: SessionFolder, tmp_path: Path):
     (tmp_path / "mine.py").write_text("from stoker.manager.policies import HottestFirst as Mine\n")
     text = f'[policy]\nname = "exclusive"\ndispatch = "{tmp_path}/mine.py:Mine"\n'
-    keep_policies(folder, [parse_site(text, file="site.toml")])
+    copy_policies_into_session(folder, [parse_site(text, file="site.toml")])
     with closing(Manager(folder)):
         assert "  policy    exclusive, dispatch mine.py:Mine\n" in stoker("status").output
         told = msgspec.json.decode(stoker("status", "--json").output)
@@ -94,15 +94,15 @@ def test_all_fields_of_a_users_policies_reach_the_session(folder: SessionFolder,
     text = "import msgspec\nfrom stoker.manager.policies import default_policies\n"
     text += "mine = lambda: msgspec.structs.replace(default_policies(), compares_kinds=False)\n"
     (tmp_path / "mine.py").write_text(text)
-    keep_policies(folder, [parse_site(f'[policy]\nname = "{tmp_path}/mine.py:mine"\n', file="site.toml")])
-    assert not policies_of(folder).compares_kinds
+    copy_policies_into_session(folder, [parse_site(f'[policy]\nname = "{tmp_path}/mine.py:mine"\n', file="site.toml")])
+    assert not create_policies_of_session(folder).compares_kinds
 
 
 def test_call_of_another_session_is_found_with_its_session_name(
     stoker: Stoker, client: Peer, pilot: Peer, folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     log = library_log(folder, "said\n")
-    run_a_call(client, pilot, printed=Printed(str(log), 0, 5))
+    run_a_call(client, pilot, printed=OutputRange(str(log), 0, 5))
     with closing(Manager(session_folder(tmp_path / "mine" / "runinfo" / "000" / "stoker"), name="own")):
         monkeypatch.chdir(tmp_path / "mine")
         explained = stoker("explain", "c-7")
@@ -156,7 +156,7 @@ def test_logs_of_a_call_with_a_failed_load_show_the_loader_output(
 ):
     log = library_log(folder, "FileNotFoundError: no such model\n")
     submit_a_call(client)
-    for _ in range(LOAD_TRIES):
+    for _ in range(MAX_FAILED_LOADS):
         library = pilot.hear(to_pilot.StartLibrary).library
         failure = Failure(FailureKind.CONTEXT, "the loader raised", "n014-ab12", library, log=str(log))
         pilot.send(say.LibraryGone(library, failure, loading=True))
@@ -171,7 +171,7 @@ def test_ended_session_is_found_from_its_start_folder(stoker: Stoker, tmp_path: 
     monkeypatch.chdir(tmp_path)
     for number in ("000", "001"):
         folder = SessionFolder(tmp_path / "runinfo" / number / "stoker")
-        folder.make()
+        folder.create_folders()
         folder.write(SessionFile(f"k{number}", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
         folder.manager_log.write_text(f"log of {number}")
         os.utime(folder.file, (int(number) + 1, int(number) + 1))
@@ -204,7 +204,7 @@ def test_unresponsive_manager_raises_a_clear_error(
 ):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         folder.write(SessionFile("test", wire.VERSION, f"tcp://127.0.0.1:{silent.getsockname()[1]}", key_pair().public))
-        lease.take(folder.lease)
+        lease.take_lease(folder.lease)
         with pytest.raises(
             SessionError, match=r"does not answer within 0\.2 s; its log may show why: .*manager\.log"
         ) as why:
@@ -241,7 +241,7 @@ def test_logs_command_lists_and_follows_until_ctrl_c(stoker: Stoker, manager: Ma
     of_call = stoker("logs", "c-1", "-f")
     assert of_call.exit_code == 2, of_call.output
     assert "--follow cannot follow a call" in of_call.output
-    grown = manager.folder.pilot("n1") / "pilot.log"
+    grown = manager.folder.pilot_folder("n1") / "pilot.log"
     grown.parent.mkdir()
     grown.write_text("one\n")
     command = [sys.executable, "-m", "stoker.manager.cli.main", "logs", "n1", "-f"]
@@ -317,7 +317,7 @@ def test_attach_on_a_pipe_prints_changes_and_detaches_on_ctrl_c(manager: Manager
 
 
 def test_closed_output_pipe_ends_the_command_silently(manager: Manager):
-    big = manager.folder.pilot("n1") / "pilot.log"
+    big = manager.folder.pilot_folder("n1") / "pilot.log"
     big.parent.mkdir()
     big.write_bytes(b"line\n" * 1_000_000)
     script = f"{sys.executable} -m stoker.manager.cli.main logs n1 | head -1"

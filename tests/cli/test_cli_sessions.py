@@ -16,7 +16,7 @@ from stoker.config import parse_site, write_sites
 from stoker.contexts.folders import state_folder
 from stoker.manager.cli import session_remains
 from stoker.manager.executor import new_sessions
-from stoker.manager.executor.processes import register
+from stoker.manager.executor.processes import register_session
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
 
@@ -24,11 +24,13 @@ DAY_S = 86400.0
 
 
 def a_session(name: str, *, days: float = 20.0, place: Path | None = None, over: bool = True) -> SessionFolder:
-    folder = new_sessions.make(new_sessions.collect(()), place=str(place or state_folder() / "sessions.d" / name))
+    folder = new_sessions.create_session(
+        new_sessions.load_listed_sites(()), place=str(place or state_folder() / "sessions.d" / name)
+    )
     folder.write(SessionFile(name, 1, "tcp://127.0.0.1:1", "key"))
     folder.manager_log.write_bytes(b"x" * 1000)
     if over:
-        held = lease.take(folder.lease)
+        held = lease.take_lease(folder.lease)
         held.release(over="stoker down")
     aged(folder, days)
     return folder
@@ -61,7 +63,7 @@ def test_sessions_command_lists_known_sessions_with_their_state(stoker: Stoker, 
 
 def test_prune_removes_old_ended_sessions_and_lists_them(stoker: Stoker, manager: Manager):
     old, young, lost = a_session("old1"), a_session("new1", days=3), a_session("lost", over=False)
-    register(old)
+    register_session(old)
     aged(manager.folder, 20)
     size = session_remains.size_bytes(old.path)
     shown = stoker.ok("sessions", "--prune")
@@ -133,7 +135,7 @@ def test_prune_keeps_a_session_if_its_batch_system_is_unreachable(stoker: Stoker
 
 def test_prune_keeps_a_session_folder_with_files_of_the_user(stoker: Stoker, tmp_path: Path):
     old = a_session("old1", place=tmp_path / "mine")
-    register(old)
+    register_session(old)
     (old.path / "thesis.tex").write_text("years of work")
     aged(old, 20)
     assert kept(stoker) == "the folder contains files that do not belong to a session: thesis.tex"

@@ -15,7 +15,7 @@ import pytest
 from cli.command_line import Stoker
 
 from benchmarks.baselines.loading import ROOT
-from stoker.manager.cli.simulating import show
+from stoker.manager.cli.simulating import format_estimate
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.run_folder import StudyResults
 from stoker.site import BASELINES
@@ -50,7 +50,7 @@ def test_policies_are_compared_and_all_written_files_are_named(stoker: Stoker, t
     for row, line in zip(found.policies, (first, second), strict=True):
         mean = row.estimates["done_after_s"]
         assert mean is not None
-        assert f" {show(mean)} " in line
+        assert f" {format_estimate(mean)} " in line
     assert "speed (x default)" in head
     assert "default is ahead of forgetful.py:no_awareness: forgetful.py:no_awareness takes " in done.output
     named = [Path(word) for line in lines for word in line.split() if word.startswith("runs/")]

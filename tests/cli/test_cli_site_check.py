@@ -38,7 +38,7 @@ def site(*, hours: float = 1, **provider: object) -> Site:
 )
 def test_walltime_over_the_limit_is_refused(partition: str, limit: str):
     with pytest.raises(ConfigError) as caught:
-        doctor_site.refuse([site(hours=72, partition=partition)])
+        doctor_site.refuse_sites_that_never_start([site(hours=72, partition=partition)])
     said = str(caught.value)
     assert said.startswith("site lab: [provider] walltime 72 h is more than partition ")
     assert limit in said
@@ -56,13 +56,13 @@ def test_walltime_over_the_limit_is_refused(partition: str, limit: str):
     ],
 )
 def test_walltime_that_may_be_granted_is_accepted(asked: dict[str, Any]):
-    notes = doctor_site.refuse([site(hours=72, **asked)])
+    notes = doctor_site.refuse_sites_that_never_start([site(hours=72, **asked)])
     assert len(notes) == ("gpu" in asked["partition"])
 
 
 def test_site_is_accepted_if_the_cluster_does_not_answer(tmp_path: Path):
     write_commands(tmp_path / "bin", sinfo="exit 1")
-    assert doctor_site.refuse([site(hours=72)]) == []
+    assert doctor_site.refuse_sites_that_never_start([site(hours=72)]) == []
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"], ["--no-wait"]])

@@ -9,7 +9,13 @@ import pytest
 
 from stoker.manager.advice.judging import LogPart, LogParts
 from stoker.manager.advice.logs import FaultKind
-from stoker.manager.advice.logs.failures import BY_COMPONENT, JOB, MORE, ROWS, SAID
+from stoker.manager.advice.logs.failures import (
+    JOB_START_RULES,
+    LOG_RULES,
+    MESSAGE_RULES,
+    PROGRAM_RULES,
+    REMEDY_BY_COMPONENT,
+)
 from stoker.manager.cli import explain
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import StoryLine
@@ -47,7 +53,7 @@ def log(folder: SessionFolder, name: str, lines: list[str]) -> Path:
 def test_exception_is_attributed_to_the_program_with_its_lines(folder: SessionFolder):
     fault = diagnose(folder, "c-1", "submitted", RAISED)
     assert fault.kind is FaultKind.USER
-    shown = explain.verdict_lines(fault)
+    shown = explain.format_verdict_lines(fault)
     assert shown[0].startswith("  verdict   the program (code)")
     assert shown[1:] == [
         '            File "/home/ana/program.py", line 5, in inner',
@@ -64,7 +70,7 @@ def test_verdict_uses_the_output_of_the_call_as_evidence(folder: SessionFolder):
     fault = diagnose(folder, "c-1", printed, died)
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
     assert [(line.source, line.number, line.text) for line in fault.proof] == [("lib-1", 51, sick)]
-    assert f"            lib-1:51: {sick}" in explain.verdict_lines(fault)
+    assert f"            lib-1:51: {sick}" in explain.format_verdict_lines(fault)
 
 
 def test_evidence_lines_have_their_line_numbers_in_the_log(folder: SessionFolder):
@@ -110,7 +116,7 @@ def test_verdict_is_derived_from_the_failure_message_of_a_call(
     fault = diagnose(folder, "c-1", "submitted", f"ended without a result {said}")
     assert (fault.kind.value, fault.component) == (kind, component)
     assert fault.proof[0].text in said
-    assert explain.verdict_lines(fault)[-1].startswith("  do        ")
+    assert explain.format_verdict_lines(fault)[-1].startswith("  do        ")
 
 
 def test_log_evidence_takes_precedence_over_a_bare_signal(folder: SessionFolder):
@@ -153,12 +159,12 @@ def test_uncertain_verdict_is_not_shown_as_certain(folder: SessionFolder):
     raised = "raised an exception in your code after 3.1 s: OddError: it went\nat /opt/odd/lib.py:7 in go"
     fault = diagnose(folder, "c-1", "submitted", "sent to lib-1 (cpu:0 of n014)", "in between", "more", raised)
     unsure = msgspec.structs.replace(fault, sure=0.46)
-    assert explain.verdict_lines(unsure) == [
+    assert explain.format_verdict_lines(unsure) == [
         "  happened  OddError: it went on n014, 3.1 s after it began",
         '            File "/opt/odd/lib.py", line 7, in go',
         "  look      the call printed nothing; run the function alone with the same arguments",
     ]
-    assert explain.verdict_lines(msgspec.structs.replace(fault, sure=0.5))[0].startswith("  verdict   ")
+    assert explain.format_verdict_lines(msgspec.structs.replace(fault, sure=0.5))[0].startswith("  verdict   ")
 
 
 @pytest.mark.parametrize(
@@ -289,13 +295,13 @@ def test_block_with_a_failed_job_has_a_verdict(
     fault = diagnose(folder, "b1", "asked of source local", ended, headline=f"block: {ended}")
     assert (fault.kind.value, fault.component) == (kind, component)
     assert any(line.text == printed or line.text in ended for line in fault.proof)
-    assert explain.verdict_lines(fault)[-1].startswith("  do        ")
+    assert explain.format_verdict_lines(fault)[-1].startswith("  do        ")
 
 
 def test_components_of_rules_and_of_remedies_are_equal():
-    rules = {(rule.kind, rule.component) for rule in (*ROWS, *SAID, *JOB, *MORE)}
-    assert set(BY_COMPONENT) == rules
-    assert all(text.format("c-1")[0].islower() and len(text) <= 110 for text in BY_COMPONENT.values())
+    rules = {(rule.kind, rule.component) for rule in (*LOG_RULES, *MESSAGE_RULES, *JOB_START_RULES, *PROGRAM_RULES)}
+    assert set(REMEDY_BY_COMPONENT) == rules
+    assert all(text.format("c-1")[0].islower() and len(text) <= 110 for text in REMEDY_BY_COMPONENT.values())
 
 
 # ---- files that are not logs
@@ -321,8 +327,8 @@ def test_log_on_another_machine_loses_only_its_own_verdict(folder: SessionFolder
 def test_progress_of_a_running_call_is_read_from_its_output(folder: SessionFolder):
     log(folder, "lib-3.log", [f"step {step}/200 loss {3.0 - step / 100:.2f}" for step in range(1, 91)])
     progress = explain.read_printed_progress(folder, story("c-1", "submitted", runs_in=("lib-3",)))
-    assert explain.progress_line(progress).startswith("  progress  90 of 200 steps")
-    assert "loss" in explain.progress_line(progress)
+    assert explain.format_progress_line(progress).startswith("  progress  90 of 200 steps")
+    assert "loss" in explain.format_progress_line(progress)
     size = (folder.path / "pilots" / "n1" / "lib-3.log").stat().st_size
     later = msgspec.structs.replace(story("c-2", "submitted", runs_in=("lib-3",)), runs_from=size)
     assert explain.read_printed_progress(folder, later) is None, "only earlier calls have printed there"

@@ -6,8 +6,8 @@ import pytest
 
 from stoker.config import load_site, load_sites, parse_site, read_sites, write_sites
 from stoker.errors import ConfigError
-from stoker.manager.factory.batches import dry_run
-from stoker.manager.factory.pilot_command import pilot_options
+from stoker.manager.factory.batches import render_submission
+from stoker.manager.factory.pilot_command import build_pilot_options
 from stoker.manager.taskvine.refusals import refuse_unsupported_site
 from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Policy, Provider, ProviderKind, Site
@@ -73,14 +73,14 @@ def test_site_that_lists_itself_or_a_site_twice_is_refused(tmp_path: Path) -> No
 
 def test_worker_init_of_a_local_pilot_is_shown_in_the_dry_run(tmp_path: Path) -> None:
     site = parse_site('[provider]\nworker_init = "module load cuda"', file="s")
-    assert dry_run(site, session="k", folder=SessionFolder(tmp_path)).startswith("module load cuda\nexec ")
+    assert render_submission(site, session="k", folder=SessionFolder(tmp_path)).startswith("module load cuda\nexec ")
 
 
 # ---- probes
 
 
 def options(*lines: str) -> list[str]:
-    said = pilot_options(parse_site("\n".join(["[pilot]", *lines, ""]), file="site.toml").pilot)
+    said = build_pilot_options(parse_site("\n".join(["[pilot]", *lines, ""]), file="site.toml").pilot)
     return said[said.index("--probe") :] if "--probe" in said else said[4:]
 
 

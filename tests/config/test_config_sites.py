@@ -22,7 +22,7 @@ from stoker.config import (
     shipped_site_names,
 )
 from stoker.errors import ConfigError, UnitError
-from stoker.manager.live.helper_processes import source_of
+from stoker.manager.live.helper_processes import create_source
 from stoker.units import parse_rate, show_seconds
 
 SITES = sorted((Path(__file__).parents[2] / "site-configs").glob("*.toml"))
@@ -187,7 +187,7 @@ def test_config_error_survives_pickling() -> None:
 )
 def test_job_array_starts_one_pilot_per_task_and_node(options: list[str], tasks: int) -> None:
     text = f'[provider]\nkind = "slurm"\nnodes = 2\noptions = {options!r}'
-    assert parse_site(text, file="s").provider.pilots == 2 * tasks
+    assert parse_site(text, file="s").provider.pilots_per_block == 2 * tasks
 
 
 @pytest.mark.parametrize(
@@ -269,8 +269,8 @@ def test_arbitrary_text_parses_as_a_site_or_raises_config_error(text: str) -> No
 
 def test_idle_time_of_a_block_depends_on_the_session_or_the_site() -> None:
     silent, explicit = parse_site("", file="a"), parse_site('[policy]\nidle = "5 min"', file="b")
-    assert [source_of(silent, kept=kept).idle_s for kept in (False, True)] == [120.0, 1800.0]
-    assert [source_of(explicit, kept=kept).idle_s for kept in (False, True)] == [300.0, 300.0]
+    assert [create_source(silent, kept=kept).idle_s for kept in (False, True)] == [120.0, 1800.0]
+    assert [create_source(explicit, kept=kept).idle_s for kept in (False, True)] == [300.0, 300.0]
 
 
 # ---- units

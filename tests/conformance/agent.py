@@ -13,7 +13,7 @@ from fake_manager import FakeManager, function, recipe
 from polling import PATIENCE_S
 
 from stoker.contexts import payloads
-from stoker.contexts.objects import object_of
+from stoker.contexts.objects import make_object_ref
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.protocol.calls import CallSpec
 from stoker.protocol.ids import CallId, LibraryId
@@ -110,7 +110,7 @@ class RealAgent(Shell):
         if loads is Loads.FILES:
             file = self.folder / f"object-{self.numbers}"
             file.write_bytes(os.urandom(1000))
-            more["objects"] = (object_of(file, memo=self.folder / "memo"),)
+            more["objects"] = (make_object_ref(file, digest_cache_file=self.folder / "memo"),)
         return recipe(_load, loads.name, str(self.folder), calls_per_library=10_000 + self.numbers, **more)
 
     def device(self, number: int) -> tuple[str, int]:

@@ -40,11 +40,11 @@ class CoreAlone(CoreHost, Shell):
         self.hello()
 
     def tell(self, event: events.Event) -> None:
-        self.queue.handle(event)
+        self.queue.handle_event(event)
 
     def carry_out(self, command: commands.Command) -> None:
         match command:
-            case commands.Tell(message=message):
+            case commands.SendToManager(message=message):
                 if self.unacked is not None:
                     self.unacked.append(message)
                 self.heard(message)
@@ -52,13 +52,13 @@ class CoreAlone(CoreHost, Shell):
                 self.greeted = hello
             case commands.StartProcess(ordered=ordered):
                 self.start_process(ordered.library, self.loads[ordered.recipe.key])
-            case commands.Observe(library=number):
+            case commands.ObserveLibrary(library=number):
                 self.observe(number)
             case commands.RemoveLibrary(library=number):
                 self.processes.pop(number, None)
             case commands.SetTimer(at=at, key=key):
-                self.timers.set(at, key)
-            case commands.Leave():
+                self.timers.set_timer(at, key)
+            case commands.ExitPilot():
                 self.tell(events.Farewell())
                 self.is_over = True
             case _:
@@ -80,7 +80,7 @@ class CoreAlone(CoreHost, Shell):
         process = self.processes.get(number)
         running = process.calls[:1] if process is not None else []
         seen = [(call, self.now - self.ran.setdefault(call, self.now)) for call in running]
-        self.tell(events.Observed([events.Observation(number, seen)]))
+        self.tell(events.LibrariesObserved([events.Observation(number, seen)]))
 
     # ---- the driver
 
@@ -92,10 +92,10 @@ class CoreAlone(CoreHost, Shell):
             self.observe(library)
 
     def hear(self) -> bool:
-        due_in_s = self.timers.next_at - self.now
+        due_in_s = self.timers.next_due_at - self.now
         if due_in_s == math.inf:
             return False
-        self.wait(due_in_s + limits.EVERY_S)
+        self.wait(due_in_s + limits.OBSERVATION_INTERVAL_S)
         return True
 
     def hello(self, *, welcome: bool = True) -> PilotHello:
@@ -137,8 +137,8 @@ class CoreAlone(CoreHost, Shell):
         until = self.now + seconds
         self.settle()
         while self.now < until and not self.is_over:
-            self.now += min(STEP_S, limits.EVERY_S)
-            for key in self.timers.due(self.now):
+            self.now += min(STEP_S, limits.OBSERVATION_INTERVAL_S)
+            for key in self.timers.take_due(self.now):
                 self.tell(events.TimerFired(key))
             self.settle()
             self.tell(events.Tick())

@@ -66,12 +66,12 @@ class Pooled(Shell):
 
     def owner(self, order: messages.PoolOrder) -> LibraryId | None:
         for number, library in self.pool.libraries.items():
-            if library._order is order:
+            if library._open_order is order:
                 return number
         return None
 
     def order_of(self, library: LibraryId) -> messages.PoolOrder:
-        order = self.pool.libraries[library]._order
+        order = self.pool.libraries[library]._open_order
         assert order is not None
         return order
 
@@ -89,7 +89,7 @@ class Pooled(Shell):
     def hello(self, *, welcome: bool = True) -> PilotHello:
         self.settle()
         unacked = self.slots.said[self.unacked_from :] if self.unacked_from is not None else []
-        self.pool.handle(HelloDue(collect_unacknowledged_facts([wire.encode(unacked)] if unacked else []), 0, ()))
+        self.pool.handle_event(HelloDue(collect_unacknowledged_facts([wire.encode(unacked)] if unacked else []), 0, ()))
         hello = self.slots.manager.hellos[-1]
         if welcome:
             self.say(answer_to(hello))
@@ -122,7 +122,7 @@ class Pooled(Shell):
     def die(self, library: LibraryId) -> None:
         order = self.order_of(library)
         if order.calls:
-            note = messages.Note(order.calls[0].call, "")
+            note = messages.LibraryNote(order.calls[0].call, "")
             messages.note_file(str(self.folder), order.ticket).write_bytes(messages.encode_note(note))
         self.done.add(order.ticket)
         self.slots.finish(order, result="forsaken")
@@ -130,11 +130,11 @@ class Pooled(Shell):
 
     def wait(self, seconds: float) -> None:
         """Send a tick: TaskVine's stand-in has no clock."""
-        self.pool.handle(Tick())
+        self.pool.handle_event(Tick())
         self.settle()
 
     def signal(self) -> None:
-        self.pool.handle(SignalReceived("it got SIGTERM"))
+        self.pool.handle_event(SignalReceived("it got SIGTERM"))
         self.settle()
 
     def keep_acks(self) -> None:
@@ -144,9 +144,9 @@ class Pooled(Shell):
         self.unacked_from = None
 
     def exit_code(self) -> int:
-        self.pool.handle(Tick())
+        self.pool.handle_event(Tick())
         assert self.pool.is_over
-        self.pool.farewell()
+        self.pool.report_pool_end()
         self.settle()
         return self.pool.state.exit_code
 

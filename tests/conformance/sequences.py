@@ -8,7 +8,7 @@ import msgspec
 from conformance.shell import Loads, Shell
 
 from stoker.contexts.recipe import Needs, ObjectRef
-from stoker.pilot.core.memory import PROSPECT_S
+from stoker.pilot.core.memory import CLAIM_CHECK_INTERVAL_S
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot as order
 from stoker.protocol.blocks import LossReason
@@ -117,7 +117,7 @@ def load_without_room_is_refused_after_a_second(pilot: Shell) -> None:
     _, size = pilot.device(0)
     pilot.ready(device_memory_bytes=size)
     second = pilot.start(device_memory_bytes=size)
-    pilot.silent(say.LibraryGone, library=second, due_in_s=PROSPECT_S)
+    pilot.silent(say.LibraryGone, library=second, due_in_s=CLAIM_CHECK_INTERVAL_S)
     pilot.wait(1.2)
     gone = pilot.expect_failure(second, FailureKind.PILOT, loading=True)
     assert "no library on the device will end or shrink" in gone.failure.message
@@ -157,7 +157,7 @@ def library_waits_for_its_objects(pilot: Shell) -> None:
     pilot.silent(say.LibraryReady, library=library)
     pilot.say(order.FetchObject(ref, origin=True))
     pilot.arrive(ref)
-    (arrival,) = pilot.expect(say.ObjectsHere).arrivals
+    (arrival,) = pilot.expect(say.ObjectsCached).arrivals
     assert (arrival.name, arrival.origin_bytes) == (ref.name, ref.size_bytes)
     pilot.expect(say.LibraryReady, library=library)
     pilot.hello()
@@ -372,7 +372,7 @@ def growth_without_room_is_refused_after_a_second(pilot: Shell) -> None:
     _, size = pilot.device(0)
     _, second = _declared(pilot, size // 2), _declared(pilot, size // 4)
     pilot.say(order.ResizeLibrary(second, size))
-    pilot.silent(say.LibraryResized, library=second, due_in_s=PROSPECT_S)
+    pilot.silent(say.LibraryResized, library=second, due_in_s=CLAIM_CHECK_INTERVAL_S)
     pilot.wait(1.2)
     resized = pilot.expect(say.LibraryResized, library=second)
     assert (resized.device_memory_bytes, resized.ordered_bytes) == (size // 4, size)

@@ -35,19 +35,19 @@ class Simulated(Shell):
         self.pilot = SimPilot(self.sim, world.sources[0], block="", number=0, ends_at=walltime_s)
         self.sim.pilots[self.pilot.id] = self.pilot
         self.hellos: list[PilotHello] = []
-        self.pilot.join()
+        self.pilot.connect()
         self.settle()
         self.say(answer_to(self.hellos[-1]))
 
     # ---- the driver
 
     def say(self, message: ToPilot) -> None:
-        self.pilot.hear(message)
+        self.pilot.handle_message(message)
         self.settle()
 
     def settle(self) -> None:
-        while self.sim.agenda.next_at <= self.sim.agenda.now:
-            self.sim.agenda.steps(1)
+        while self.sim.agenda.next_entry_at <= self.sim.agenda.now:
+            self.sim.agenda.run_entries(1)
 
     def hear(self) -> bool:
         self.settle()
@@ -58,7 +58,7 @@ class Simulated(Shell):
 
     def loads_by_itself(self, library: SimLibrary) -> bool:
         known = self.pilot.core.state.libraries[library.number]
-        return not known.serves and "wait" not in library.recipe.key
+        return not known.is_serving and "wait" not in library.recipe.key
 
     def hello(self, *, welcome: bool = True) -> PilotHello:
         self.pilot.handle(HelloDue(UnacknowledgedFacts(), 0, tuple(self.pilot.machine.on_disk)))
@@ -87,7 +87,7 @@ class Simulated(Shell):
     def let_end(self, call: CallId, library: LibraryId) -> None:
         assert list(self.pilot.libraries[library].running) == [call], "it does not run"
         while call in self.pilot.libraries[library].running:
-            self.sim.agenda.steps(1)
+            self.sim.agenda.run_entries(1)
             if library not in self.pilot.libraries:
                 break
         self.settle()
@@ -99,14 +99,14 @@ class Simulated(Shell):
     def wait(self, seconds: float) -> None:
         agenda = self.sim.agenda
         until = agenda.now + seconds
-        agenda.at(until, lambda: None)
-        agenda.steps(10**6, until_s=until)
+        agenda.schedule_at(until, lambda: None)
+        agenda.run_entries(10**6, until_s=until)
 
     def close(self) -> None:
         self.pilot.core.state.ledger.validate()
 
     def exit_code(self) -> int:
-        assert not self.pilot.here
+        assert not self.pilot.is_running
         return self.pilot.core.state.exit_code
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_model import write_tiny_model
 
-from stoker.contexts.inference.adapter import Finish, GenerationRequest, ModelTexts, Sampling, Written
+from stoker.contexts.inference.adapter import FinishReason, GenerationRequest, ModelTexts, Sampling, WrittenText
 from stoker.contexts.prompts import PromptReader, TokenText, token_text
 
 END = 256
@@ -22,14 +22,14 @@ def decode(ids: Sequence[int]) -> str:
 
 def begun(
     decoded: Callable[[Sequence[int]], str], *, stop: tuple[str, ...] = (), pieces: bool = True, most: int = 100
-) -> Written:
+) -> WrittenText:
     texts = ModelTexts(decode=decoded, ends=frozenset({END}), longest=0)
-    return Written(texts, GenerationRequest(1, (0,), Sampling(max_new_tokens=most, stop=stop), pieces=pieces))
+    return WrittenText(texts, GenerationRequest(1, (0,), Sampling(max_new_tokens=most, stop=stop), pieces=pieces))
 
 
 def write(
     text: bytes, *, stop: tuple[str, ...] = (), pieces: bool = True, most: int = 10_000
-) -> tuple[list[str], Written]:
+) -> tuple[list[str], WrittenText]:
     written, found = begun(decode, stop=stop, pieces=pieces, most=most), []
     for token in (*text, END):
         found.append(written.add(token))
@@ -62,12 +62,13 @@ def test_characters_of_several_tokens_are_sent_whole(decoded: Callable[[Sequence
 
 
 def test_characters_that_share_tokens_are_sent_whole() -> None:
+    # Each third byte shares a token with the following byte.
     parts = [
         b"\xe2",
         b"\x82",
         *[b"\xac\xe2", b"\x82"] * 6,
         b"\xac",
-    ]  # each third byte shares a token with the following byte
+    ]
 
     def joined(ids: Sequence[int]) -> str:
         return b"".join(parts[id] for id in ids).decode("utf-8", "replace")
@@ -82,7 +83,7 @@ def test_characters_that_share_tokens_are_sent_whole() -> None:
 def test_possible_start_of_a_stop_text_is_held_back() -> None:
     found, written = write(b"one\n\ntwo", stop=("\n\n",))
     assert found == ["o", "n", "e", "", ""]
-    assert written.finish is Finish.STOP
+    assert written.finish is FinishReason.STOP
     found, _ = write(b"one\nt", stop=("\n\n",))
     assert found == ["o", "n", "e", "", "\nt", ""]
     found, _ = write(b"one", pieces=False)
@@ -92,7 +93,7 @@ def test_possible_start_of_a_stop_text_is_held_back() -> None:
 def test_token_limit_ends_the_text_and_releases_held_text() -> None:
     found, written = write(b"abc\n", stop=("\n\n",), most=4)
     assert found == ["a", "b", "c", "\n"]
-    assert written.finish is Finish.LENGTH
+    assert written.finish is FinishReason.LENGTH
 
 
 @settings(max_examples=300, deadline=None)

@@ -106,27 +106,27 @@ def test_loss_counts_only_target_tokens(name: str) -> None:
     model = engine(name)
     expected = [np.mean([bare_loss(model.model, text[:20], sample) for sample in WRITTEN]) for text in TEXTS]
     for batch_size in (1, 3):
-        found = reading.mean_losses(model, [ids(text[:20]) for text in TEXTS], SAMPLES, batch_size=batch_size)
+        found = reading.compute_mean_losses(model, [ids(text[:20]) for text in TEXTS], SAMPLES, batch_size=batch_size)
         assert found == pytest.approx(expected, abs=2e-3)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "sliding"])
 def test_mean_hidden_states_are_returned(name: str) -> None:
     model = engine(name)
-    found = reading.mean_hidden_states(model, TEXTS, most_tokens=20)
+    found = reading.compute_mean_hidden_states(model, TEXTS, most_tokens=20)
     assert found.shape == (4, 32)
     with torch.inference_mode():
         for text, one in zip(TEXTS, found, strict=True):
             states = model.model.base_model(torch.tensor([ids(text[:20])]), use_cache=False).last_hidden_state[0]
             assert np.allclose(one, states.mean(dim=0).numpy(), atol=2e-3)
-    long = reading.mean_hidden_states(model, [TEXTS[2] * 1_000], most_tokens=20)
+    long = reading.compute_mean_hidden_states(model, [TEXTS[2] * 1_000], most_tokens=20)
     assert np.allclose(long, found[2], atol=2e-3), "a text is truncated before it exceeds the context window"
 
 
 def test_empty_or_too_long_input_raises_an_error() -> None:
     model = engine("llama", max_position_embeddings=64)
-    assert reading.mean_losses(model, [], SAMPLES) == []
-    assert reading.mean_hidden_states(model, [], most_tokens=8).shape == (0, 0)
+    assert reading.compute_mean_losses(model, [], SAMPLES) == []
+    assert reading.compute_mean_hidden_states(model, [], most_tokens=8).shape == (0, 0)
     for prompts, samples, says in (
         (["", "b"], SAMPLES, "prompt 0 is empty"),
         (["a"], [], "at least one sample"),
@@ -134,8 +134,8 @@ def test_empty_or_too_long_input_raises_an_error() -> None:
         (["a" * 30], tokens([("in", "out"), ("x" * 30, "y" * 10)]), "sample 1 has 70 tokens with a prompt of 30"),
     ):
         with pytest.raises(ValueError, match=says):
-            reading.mean_losses(model, [ids(prompt) for prompt in prompts], samples)
+            reading.compute_mean_losses(model, [ids(prompt) for prompt in prompts], samples)
     with pytest.raises(ValueError, match="text 1 is empty"):
-        reading.mean_hidden_states(model, ["a", ""], most_tokens=8)
+        reading.compute_mean_hidden_states(model, ["a", ""], most_tokens=8)
     with pytest.raises(ValueError, match="list of texts"):
-        reading.mean_hidden_states(model, "a text", most_tokens=8)
+        reading.compute_mean_hidden_states(model, "a text", most_tokens=8)

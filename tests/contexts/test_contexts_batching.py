@@ -7,29 +7,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.contexts.batching import BatchLimits, RunningBatch, Step, row_tokens
+from stoker.contexts.batching import BatchLimits, RunningBatch, Step, rounded_row_tokens
 
 
 def run(batch: RunningBatch, ends: dict[int, int], *, steps: int = 10_000) -> list[Step]:
     done: list[Step] = []
-    while (step := batch.next()) is not None:
+    while (step := batch.next_step()) is not None:
         assert len(done) < steps, "the batch does not end"
         ended = []
         for id, count in zip(step.requests, step.tokens, strict=True):
             request = batch.running[id]
-            assert 1 <= count <= request.unread
-            assert request.read + count <= request.reserved
-            if request.unread == count and request.made + 1 == ends[id]:
+            assert 1 <= count <= request.unread_tokens
+            assert request.read + count <= request.reserved_tokens
+            if request.unread_tokens == count and request.made + 1 == ends[id]:
                 ended.append(id)
-        batch.did(step, ended=ended)
+        batch.record_step(step, ended=ended)
         done.append(step)
     return done
 
 
 def did_next(batch: RunningBatch) -> None:
-    step = batch.next()
+    step = batch.next_step()
     assert step is not None
-    batch.did(step)
+    batch.record_step(step)
 
 
 @given(
@@ -41,30 +41,30 @@ def test_repeated_step_equals_the_same_number_of_single_steps(requests, rows, ca
     """Compare two equal batches: the results of a repeated step arrive one by one, or all together."""
     batches = [RunningBatch(BatchLimits(rows=rows, prefill_tokens=64, cache_tokens=cache_tokens)) for _ in range(2)]
     for id, (prompt, most) in enumerate(requests):
-        if not batches[0].why_not(prompt=prompt, most=most):
+        if not batches[0].find_refusal_reason(prompt=prompt, most=most):
             for batch in batches:
                 batch.add(id, prompt=prompt, most=most, due_at=float(id), tpot_s=0.25)
     single, many = batches
-    while (step := many.next()) is not None:
-        times = many.repeats(step)
+    while (step := many.next_step()) is not None:
+        times = many.count_repeats(step)
         if not step.prefill:
             times = min(times, *(many.running[id].most - many.running[id].made for id in step.requests), 1000)
         for number in range(times):
             starts = tuple(start + number for start in step.starts)
             again = step if number == 0 else msgspec.structs.replace(step, starts=starts, evicted=())
-            assert single.next() == again
+            assert single.next_step() == again
             ended = [id for id in step.requests if _ends(single, step, id)]
-            single.did(step, ended=ended)
-        many.did(step, ended=ended, times=times)
+            single.record_step(step, ended=ended)
+        many.record_step(step, ended=ended, times=times)
         assert many.requests() == single.requests()
         assert many.mean_output == single.mean_output
-    assert single.next() is None
+    assert single.next_step() is None
 
 
 def _ends(batch: RunningBatch, step: Step, id: int) -> bool:
     request = batch.running[id]
     count = step.tokens[step.requests.index(id)]
-    return request.unread == count and request.made + 1 == request.most
+    return request.unread_tokens == count and request.made + 1 == request.most
 
 
 def test_each_token_is_due_one_tpot_after_the_previous_token() -> None:
@@ -136,7 +136,7 @@ def test_requests_wait_for_memory_and_the_oldest_is_never_evicted() -> None:
     batch = RunningBatch(BatchLimits(rows=8, prefill_tokens=1000, cache_tokens=192))
     for id in (1, 2, 3, 4):
         batch.add(id, prompt=50, most=60)
-    step = batch.next()
+    step = batch.next_step()
     assert step is not None
     assert step.requests == (1, 2, 3)
     steps = run(batch, {1: 60, 2: 60, 3: 5, 4: 60})
@@ -150,9 +150,9 @@ def test_expected_cache_size_grows_if_output_exceeds_the_mean() -> None:
     run(batch, {1: 32})
     batch.add(2, prompt=16, most=200)
     assert batch.expected_cache_tokens() == 16 + 32  # 32 is the mean output of ended requests
-    step = batch.next()
+    step = batch.next_step()
     assert step is not None
-    batch.did(step)
+    batch.record_step(step)
     assert batch.expected_cache_tokens(unrecorded=31) == 16 + 32
     assert batch.expected_cache_tokens(unrecorded=32) == 16 + 112  # 33 tokens are written, and 64 more may come
     assert batch.expected_cache_tokens(unrecorded=190) == 16 + 208  # at most its limit of 200 tokens, rounded up
@@ -160,9 +160,9 @@ def test_expected_cache_size_grows_if_output_exceeds_the_mean() -> None:
 
 def test_request_that_can_never_fit_is_refused() -> None:
     batch = RunningBatch(BatchLimits(cache_tokens=256))
-    assert batch.why_not(prompt=200, most=56) == ""
-    assert "need 512 tokens" in batch.why_not(prompt=200, most=57)
-    assert RunningBatch(BatchLimits()).why_not(prompt=10**6, most=10**6) == ""
+    assert batch.find_refusal_reason(prompt=200, most=56) == ""
+    assert "need 512 tokens" in batch.find_refusal_reason(prompt=200, most=57)
+    assert RunningBatch(BatchLimits()).find_refusal_reason(prompt=10**6, most=10**6) == ""
     batch.add(1, prompt=200, most=56)
     with pytest.raises(ValueError, match="200 prompt tokens and 57 new tokens need 512 tokens"):
         batch.add(2, prompt=200, most=57)
@@ -184,24 +184,26 @@ def test_every_request_ends_within_the_row_and_memory_limits(asked, rows, part, 
     batch = RunningBatch(BatchLimits(rows=rows, prefill_tokens=part, cache_tokens=room, mixes=mixes))
     ends = {}
     for id, (prompt, most, made, due_at) in enumerate(asked):
-        assert not batch.why_not(prompt=prompt, most=most)
+        assert not batch.find_refusal_reason(prompt=prompt, most=most)
         batch.add(id, prompt=prompt, most=most, due_at=due_at, tpot_s=0.1)
         ends[id] = min(most, made)
     wrote = dict.fromkeys(ends, 0)
     for number in range(100_000):
-        step = batch.next()
+        step = batch.next_step()
         if step is None:
             break
         assert len(batch.running) <= rows
-        writing = {id for id, request in batch.running.items() if request.decodes}
+        writing = {id for id, request in batch.running.items() if request.is_decoding}
         assert sum(step.tokens) <= (part * step.prefill + (rows if mixes or not step.prefill else 0))
         if mixes or not step.prefill:
             assert writing <= set(step.requests)  # every row that can decode is included
-        assert not room or batch.reserved <= room
-        done = [id for id, count in zip(step.requests, step.tokens, strict=True) if batch.running[id].unread == count]
+        assert not room or batch.reserved_tokens <= room
+        done = [
+            id for id, count in zip(step.requests, step.tokens, strict=True) if batch.running[id].unread_tokens == count
+        ]
         for id in done:
             wrote[id] += 1
-        batch.did(step, ended=[id for id in done if wrote[id] == ends[id]])
+        batch.record_step(step, ended=[id for id in done if wrote[id] == ends[id]])
         if number == 5:
             for id in aborted & set(ends):
                 batch.abort(id)
@@ -211,13 +213,13 @@ def test_every_request_ends_within_the_row_and_memory_limits(asked, rows, part, 
 
 
 def test_cache_row_size_is_a_power_of_two_or_whole_pages() -> None:
-    assert [row_tokens(tokens) for tokens in (1, 64, 65, 1000)] == [64, 64, 128, 1024]
+    assert [rounded_row_tokens(tokens) for tokens in (1, 64, 65, 1000)] == [64, 64, 128, 1024]
     paged = BatchLimits(cache_tokens=100, page_tokens=16)
-    assert [paged.row_tokens(tokens) for tokens in (1, 16, 17, 90)] == [16, 16, 32, 96]
+    assert [paged.rounded_row_tokens(tokens) for tokens in (1, 16, 17, 90)] == [16, 16, 32, 96]
     several = (paged, BatchLimits(cache_tokens=100), BatchLimits())
     assert [limits.max_tokens_per_row() for limits in several] == [96, 64, 0]
-    assert RunningBatch(paged).why_not(prompt=90, most=6) == ""
-    assert "need 112 tokens" in RunningBatch(paged).why_not(prompt=90, most=7)
+    assert RunningBatch(paged).find_refusal_reason(prompt=90, most=6) == ""
+    assert "need 112 tokens" in RunningBatch(paged).find_refusal_reason(prompt=90, most=7)
 
 
 def test_peak_memory_estimate_assumes_at_least_the_mean_output() -> None:
@@ -232,7 +234,7 @@ def test_peak_memory_estimate_assumes_at_least_the_mean_output() -> None:
 def test_request_that_waits_for_memory_sets_no_batch_deadline() -> None:
     batch = RunningBatch(BatchLimits(cache_tokens=128))
     batch.add(1, prompt=100, most=20, due_at=50.0, tpot_s=1.0)
-    assert batch.next() is not None
+    assert batch.next_step() is not None
     batch.add(2, prompt=60, most=4, due_at=10.0, tpot_s=1.0)
     assert batch.due_at == 50.0
     batch.abort(1)

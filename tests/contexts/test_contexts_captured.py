@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker.contexts.factory import first_rebound_name
-from stoker.contexts.function_code import Captured
+from stoker.contexts.factory import find_rebound_name_in_loader
+from stoker.contexts.function_code import CapturedObjects
 from stoker.contexts.recipe import Recipe
 
 
@@ -47,13 +47,13 @@ IMMUTABLE = [
 def test_immutable_captures_are_compared_by_identity(source: str, change: str, name: str) -> None:
     names = namespace(source)
     use = names["use"]
-    captured = Captured(use)
-    assert captured.mutable == {}
+    captured = CapturedObjects(use)
+    assert captured.mutable_objects == {}
     exec("unused = 1", names)
-    assert captured.changed() == ""
+    assert captured.find_rebound_name() == ""
     exec(change, names)
-    assert captured.changed() == name
-    assert Captured(use).changed() == ""
+    assert captured.find_rebound_name() == name
+    assert CapturedObjects(use).find_rebound_name() == ""
 
 
 MUTABLE = [
@@ -87,7 +87,7 @@ USE_THROUGH_HELPER = "\ndef helper(): return held\ndef use(): return helper()"
     ],
 )
 def test_captured_object_that_may_change_counts_as_mutable(source: str) -> None:
-    assert Captured(namespace(source)["use"]).mutable
+    assert CapturedObjects(namespace(source)["use"]).mutable_objects
 
 
 FUNCTION = "rate = 1\ndef helper(x=0): return rate\n"
@@ -132,9 +132,9 @@ HOLDERS = {
 def test_change_inside_a_captured_function_is_never_missed(holder: str) -> None:
     names = namespace(holder + USE)
     use = names["use"]
-    captured = Captured(use)
+    captured = CapturedObjects(use)
     names["rate"] = 2
-    assert captured.mutable or captured.changed()
+    assert captured.mutable_objects or captured.find_rebound_name()
 
 
 def test_captured_user_module_counts_as_mutable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_captured_user_module_counts_as_mutable(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     names = namespace("def use(): return settings.rate")
     names["settings"] = module
-    assert list(Captured(names["use"]).mutable) == ["settings"]
+    assert list(CapturedObjects(names["use"]).mutable_objects) == ["settings"]
 
 
 def test_comparison_runs_no_code_of_the_user() -> None:
@@ -154,9 +154,9 @@ def test_comparison_runs_no_code_of_the_user() -> None:
         " __getattribute__ = __hash__ = __eq__ = __bool__ = __len__ = __iter__ = __call__ = __reduce_ex__ = never\n"
         "held, kind = M(), M\ndef use(): return held, kind"
     )
-    captured = Captured(names["use"])
-    assert list(captured.mutable) == ["held", "kind"]
-    assert captured.changed() == ""
+    captured = CapturedObjects(names["use"])
+    assert list(captured.mutable_objects) == ["held", "kind"]
+    assert captured.find_rebound_name() == ""
 
 
 def test_function_referenced_by_its_helpers_is_freed() -> None:
@@ -165,8 +165,8 @@ def test_function_referenced_by_its_helpers_is_freed() -> None:
         " return use\nuse = make()"
     )
     use = names.pop("use")
-    captured = Captured(use)
-    assert captured.mutable == {}
+    captured = CapturedObjects(use)
+    assert captured.mutable_objects == {}
     gone = weakref.ref(use)
     del use
     gc.collect()
@@ -177,7 +177,7 @@ def test_rebound_name_of_a_loader_is_found_from_its_recipe() -> None:
     names = namespace("import stoker\nsettings = {'layers': [1]}\n@stoker.context\ndef table(): return settings\n")
     recipe = names["table"]()
     assert isinstance(recipe, Recipe)
-    assert first_rebound_name(recipe.key) == ""
+    assert find_rebound_name_in_loader(recipe.key) == ""
     exec("settings = {'layers': [2]}", names)
-    assert first_rebound_name(recipe.key) == "settings"
-    assert first_rebound_name(names["table"]().key) == ""
+    assert find_rebound_name_in_loader(recipe.key) == "settings"
+    assert find_rebound_name_in_loader(names["table"]().key) == ""

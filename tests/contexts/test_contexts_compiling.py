@@ -70,7 +70,7 @@ def test_load_fails_if_a_required_compilation_is_impossible(folder, monkeypatch)
 def test_optional_compilation_that_fails_leaves_an_eager_runtime(folder, monkeypatch, caplog):
     monkeypatch.setattr(BACKEND, fails)
     # pretend that the device is a GPU
-    monkeypatch.setattr("stoker.contexts.compiling.wants_compiling", lambda _, wanted: wanted == "auto")
+    monkeypatch.setattr("stoker.contexts.compiling.should_compile", lambda _, wanted: wanted == "auto")
     with caplog.at_level(logging.WARNING, logger="stoker"):
         model = load(folder, length=8)
     [record] = caplog.records
@@ -82,7 +82,7 @@ def test_optional_compilation_that_fails_leaves_an_eager_runtime(folder, monkeyp
 
 
 def test_compilation_depends_on_the_device_and_the_option() -> None:
-    wants = compiling.wants_compiling
+    wants = compiling.should_compile
     assert (wants("cuda:0", "auto"), wants("cpu", True)) == (True, True)
     assert (wants("cpu", "auto"), wants("cuda:0", False)) == (False, False)
 

@@ -88,16 +88,16 @@ def test_thread_count_set_by_a_program_is_respected() -> None:
 
 
 def test_idle_time_of_the_cores_of_this_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert core_share._IdleClock()() >= 0.0
+    assert core_share._IdleCoreMeter()() >= 0.0
     said = iter([100.0, 99.9])
-    monkeypatch.setattr("stoker.contexts.inference.core_share._idle_s", lambda: next(said))
-    assert core_share._IdleClock()() == 0.0, "a decreasing idle time counts as zero"
+    monkeypatch.setattr("stoker.contexts.inference.core_share._total_idle_seconds", lambda: next(said))
+    assert core_share._IdleCoreMeter()() == 0.0, "a decreasing idle time counts as zero"
 
 
 def test_thread_count_is_not_adjusted_on_a_gpu() -> None:
     with core_share.compute_context_for_device("cuda:0")():
         pass
-    assert core_share.compute_context_for_device("cpu") == core_share.core_share().computing
+    assert core_share.compute_context_for_device("cpu") == core_share.get_core_share().computing
 
 
 def threads() -> int:

@@ -67,7 +67,7 @@ def test_step_waits_only_for_the_tokens_of_the_previous_step(options: dict[str, 
     for prompt in PROMPTS[:2]:
         driver.ask(prompt, max_new_tokens=50, **options, **ENDLESS)
     driver.run(steps=5)
-    assert driver.ahead.launched
+    assert driver.ahead.has_launched_step
     # from here on, implicit synchronization raises; a wait for the event of a copy is allowed
     torch.cuda.set_sync_debug_mode("error")
     found = driver.run(steps=10)
@@ -80,12 +80,12 @@ def test_memory_of_graphs_is_counted_and_freed() -> None:
     driver = make_driver()
     driver.tokens(PROMPTS[0], max_new_tokens=5)
     assert driver.backend.held_bytes > 0
-    held = driver.engine.memory().held_bytes
+    held = driver.engine.get_memory().held_bytes
     graphs = driver.backend.held_bytes
     before = torch.cuda.memory_reserved()
     driver.engine.sleep()
     assert driver.backend.held_bytes == 0
-    assert driver.engine.memory().held_bytes <= held - graphs
+    assert driver.engine.get_memory().held_bytes <= held - graphs
     assert torch.cuda.memory_reserved() <= before - graphs
     driver.engine.wake()
     assert driver.tokens(PROMPTS[0], max_new_tokens=12) == driver.own_tokens(PROMPTS[0], most=12)

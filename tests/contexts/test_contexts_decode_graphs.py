@@ -56,7 +56,7 @@ def test_greedy_tokens_are_computed_by_graph_replays() -> None:
         driver.own_tokens(prompt, most=20) for prompt in PROMPTS
     ]
     assert driver.backend.replays - before >= 18
-    assert driver.engine.load().steps == driver.engine.load().decode_steps + 1
+    assert driver.engine.get_load().steps == driver.engine.get_load().decode_steps + 1
 
 
 def test_step_is_launched_before_the_last_tokens_are_read() -> None:
@@ -77,7 +77,7 @@ def test_new_request_joins_the_batch_in_the_next_step() -> None:
     driver = make_driver()
     first = driver.ask(PROMPTS[0], max_new_tokens=30, engine_options=(("ignore_eos", True),))
     found = driver.run(steps=6)
-    assert driver.ahead.launched
+    assert driver.ahead.has_launched_step
     second = driver.ask(PROMPTS[1], max_new_tokens=3)
     before = len(found[first])
     driver.run(found, steps=1)  # the engine reads the token of the launched step, then the second prompt
@@ -106,7 +106,7 @@ def test_invalid_logits_fail_only_their_request(eager: Any) -> None:
     good = driver.ask(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=(1, 1), top_p=0.8)
     wrong = driver.ask(PROMPTS[2], max_new_tokens=12, temperature=1.0, seed=(2, 1), top_p=0.8)
     found = driver.run(steps=3)
-    array, row = driver.engine._store.row(wrong)
+    array, row = driver.engine._store.find_row(wrong)
     with torch.inference_mode():
         array.keys[0][row, :, 0] = float("nan")
     driver.run(found)
@@ -141,11 +141,11 @@ def test_graph_backend_that_fails_its_check_is_not_used(why: str, caplog: pytest
 def test_memory_of_graphs_is_counted_limited_and_freed(caplog: pytest.LogCaptureFixture) -> None:
     driver = make_driver(backend=recorded.RecordedGraphs(pool_bytes=150_000))
     driver.tokens(PROMPTS[0], max_new_tokens=5)
-    with_graphs = driver.engine.memory().held_bytes
+    with_graphs = driver.engine.get_memory().held_bytes
     assert driver.backend.held_bytes == 150_000
     driver.engine.sleep()
     assert driver.backend.held_bytes == 0
-    assert driver.engine.memory().held_bytes <= with_graphs - 150_000
+    assert driver.engine.get_memory().held_bytes <= with_graphs - 150_000
     driver.engine.wake()
     driver.tokens(PROMPTS[0], max_new_tokens=5)
     assert driver.backend.held_bytes == 150_000
@@ -157,7 +157,7 @@ def test_memory_of_graphs_is_counted_limited_and_freed(caplog: pytest.LogCapture
             found = driver.run()
             expected = driver.own_tokens(PROMPTS[0], most=5)
             assert all([token.token for token in found[id]] == expected for id in ids)
-    assert any("run eagerly" in line for line in caplog.messages)
+    assert any("run without graphs" in line for line in caplog.messages)
     driver.engine.stop()
     assert driver.backend.held_bytes == 0
 
@@ -215,4 +215,4 @@ def test_any_schedule_gives_the_tokens_of_the_eager_engine(drivers, schedule):
         else:
             assert tokens == expected
             assert found[id][-1].finish is not None
-    assert not driver.engine._store._of
+    assert not driver.engine._store._array_by_request

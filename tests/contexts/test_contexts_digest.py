@@ -324,6 +324,6 @@ def test_tensors_and_patterns_have_one_digest_in_all_processes() -> None:
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_digest_works_while_numpy_or_torch_is_half_imported(monkeypatch, name):
-    monkeypatch.setattr(user_code, "_known", {})  # use a separate cache of module facts in this test
+    monkeypatch.setattr(user_code, "_installed_modules", {})  # use a separate cache of module facts in this test
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
     assert digest_of(OrderedDict(a=range(3))) == digest_of(OrderedDict(a=range(3)))

@@ -11,7 +11,7 @@ from tiny_encoder import load_encoder as load
 from tiny_encoder import write_tiny_encoder
 
 from stoker.contexts import causal_lm, encoder, token_counter
-from stoker.contexts.loading import slots_of
+from stoker.contexts.loading import count_slots
 from stoker.contexts.model_source import SentenceFacts, read_sentence_facts
 from stoker.errors import RecipeError
 
@@ -203,5 +203,5 @@ def test_recipe_names_its_model_and_its_preloaded_modules(folder: Path, model: A
     assert recipe.preload == causal_lm().preload, "all ready-made models share a zygote"
     assert "stoker.contexts.encoder_loading" in recipe.preload
     assert (recipe.slots, recipe.needs.memory_bytes) == (0, 2 * 10**9)
-    assert slots_of(recipe, model, device_memory_bytes=0) == 16
+    assert count_slots(recipe, model, device_memory_bytes=0) == 16
     assert encoder(folder, slots=2).slots == 2

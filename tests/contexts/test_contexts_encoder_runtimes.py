@@ -13,7 +13,7 @@ from tiny_encoder import load_encoder as load
 
 from stoker.contexts import EncoderProfile, encoder, encoder_family, keep_encoder_profile, token_counter
 from stoker.contexts.length_profiles import LengthTime
-from stoker.contexts.loading import slots_of
+from stoker.contexts.loading import count_slots
 from stoker.contexts.model_source import max_text_tokens, read_max_text_tokens
 from stoker.errors import InputTooLongError, RecipeError
 
@@ -55,8 +55,8 @@ def test_recipe_declares_the_longest_input_of_its_runtime(folder: Path) -> None:
     assert len({recipe.key for recipe in (plain, short, long, encoder(folder, length=8, batch=2))}) == 4
     assert encoder(folder, length=8).key == short.key
     assert "length=8" in short.arguments
-    assert slots_of(short, load(folder, length=8), device_memory_bytes=0) == 1
-    assert slots_of(plain, load(folder, length=8, batch=4), device_memory_bytes=0) == 4, "a call for each text"
+    assert count_slots(short, load(folder, length=8), device_memory_bytes=0) == 1
+    assert count_slots(plain, load(folder, length=8, batch=4), device_memory_bytes=0) == 4, "a call for each text"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from lazily import LazyModule
 from tiny_model import write_tiny_model
 
-from stoker.apps.common.models_file import parse_models, recipe_of
+from stoker.apps.common.models_file import make_recipe_from_settings, parse_models
 from stoker.contexts import causal_lm
 from stoker.contexts.engine_settings import EngineSettings, check_vllm_arguments
 from stoker.contexts.model_source import add_token_cache_to_needs
@@ -59,9 +59,9 @@ def test_settings_of_a_models_file_equal_those_of_its_recipe(tmp_path):
         tmp_path / "m", engine="vllm", max_model_len=64, chat_template="{{ messages }}",
         vllm={"max_num_seqs": 8, "quantization": "fp8"},
     )  # fmt: skip
-    assert recipe_of(found).key == same.key
+    assert make_recipe_from_settings(found).key == same.key
     plain = models("", tmp_path)
-    assert recipe_of(plain).key == causal_lm(tmp_path / "m").key != same.key
+    assert make_recipe_from_settings(plain).key == causal_lm(tmp_path / "m").key != same.key
     for options in ({"max_model_len": -1}, {"chat_template": 3}, {"vllm": {"block_size": 16}}):
         with pytest.raises(RecipeError):
             causal_lm(tmp_path / "m", **options)
@@ -129,7 +129,7 @@ def test_model_without_a_usable_config_keeps_its_declared_needs(tmp_path: Path, 
 def test_missing_vllm_error_names_the_package_to_install() -> None:
     with pytest.raises(StokerError, match=r"vLLM is not installed here; pip install 'stoker\[vllm\]'"):
         loading.load_model("models/mine", engine="vllm")
-    assert loading.why_vllm("auto", device="cuda:0") == ""
+    assert loading.reason_for_vllm("auto", device="cuda:0") == ""
 
 
 @needs_models
@@ -138,14 +138,14 @@ def test_vllm_is_used_on_a_gpu_if_it_can_be_imported(tmp_path, monkeypatch, capl
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
     (tmp_path / "vllm.py").write_text("raise OSError('libcuda.so.1: cannot open')")
     for engine, device in (("continuous", "cuda:0"), ("static", "cuda:0"), ("auto", "cpu")):
-        assert loading.why_vllm(engine, device=device) == "", "other engines do not import vLLM"
+        assert loading.reason_for_vllm(engine, device=device) == "", "other engines do not import vLLM"
     with pytest.raises(StokerError, match=r"its import fails \(libcuda.so.1: cannot open\)"):
-        loading.why_vllm("vllm", device="cuda:0")
+        loading.reason_for_vllm("vllm", device="cuda:0")
     with caplog.at_level(logging.WARNING):
-        assert loading.why_vllm("auto", device="cuda:0") == ""
+        assert loading.reason_for_vllm("auto", device="cuda:0") == ""
     assert "libcuda.so.1" in caplog.text
     (tmp_path / "vllm.py").write_text("")
     importlib.invalidate_caches()
-    assert "GPU" in loading.why_vllm("auto", device="cuda:0")
-    assert loading.why_vllm("vllm", device="cpu") == 'engine="vllm" was given'
+    assert "GPU" in loading.reason_for_vllm("auto", device="cuda:0")
+    assert loading.reason_for_vllm("vllm", device="cpu") == 'engine="vllm" was given'
     sys.modules.pop("vllm", None)

@@ -16,18 +16,18 @@ from new_process import run_python
 from polling import PATIENCE_S, polls
 
 from stoker.contexts import ambient
-from stoker.contexts.ambient import CallStop, Evicted
+from stoker.contexts.ambient import Evicted, StopRequest
 from stoker.contexts.inference.adapter import (
     EngineLoad,
     EngineWork,
-    Finish,
+    FinishReason,
     NewToken,
     Sampling,
-    set_device_share_factory,
+    set_engine_turns_factory,
 )
 from stoker.contexts.inference.engine_thread import EngineThread, Generation
 from stoker.errors import StokerError
-from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, unpack_board_rows, unpacked
+from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, unpack_board_rows, unpack_engine_work
 from stoker.protocol.ids import DeviceId, LibraryId
 
 
@@ -90,7 +90,7 @@ def test_sink_receives_the_texts_of_each_step(engine: CountingEngine, thread: En
     generation = thread.submit((1,), Sampling(max_new_tokens=3), pieces=True, sink=sink)
     engine.gate.set()
     (end,) = generation.tokens()
-    assert (end.text, end.finish, generation.made) == ("", Finish.LENGTH, 3)
+    assert (end.text, end.finish, generation.made) == ("", FinishReason.LENGTH, 3)
     assert sink.came == ["x", "sent"] * 3, "also the last text is sent before the reader learns of the end"
 
 
@@ -103,14 +103,14 @@ def test_reader_receives_texts_that_the_sink_rejects(thread: EngineThread) -> No
 
 def test_call_told_to_stop_does_not_wait_for_a_step(engine: CountingEngine, thread: EngineThread) -> None:
     """A stopped call frees its slot before the current step ends, and no later step contains its request."""
-    stop = CallStop()
+    stop = StopRequest()
     ambient.enter_call_scope(stop=stop)
     tokens = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True).tokens()
     sent = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True, sink=Sink(10**9))
     next(tokens)
     engine.gate.clear()
     thread_waits = engine.steps
-    stop.ask()
+    stop.request()
     for ask in (
         lambda: next(tokens), lambda: next(sent.tokens()),
         lambda: thread.submit((2,), Sampling()), lambda: thread.run(lambda: None),
@@ -125,7 +125,7 @@ def test_call_told_to_stop_does_not_wait_for_a_step(engine: CountingEngine, thre
 
 
 def test_waiting_job_does_not_run_if_its_call_stops(engine: CountingEngine, thread: EngineThread) -> None:
-    stop, ran, raised = CallStop(), list[int](), list[BaseException]()
+    stop, ran, raised = StopRequest(), list[int](), list[BaseException]()
 
     def call() -> None:
         ambient.enter_call_scope(stop=stop)
@@ -142,7 +142,7 @@ def test_waiting_job_does_not_run_if_its_call_stops(engine: CountingEngine, thre
     waits.start()
     while not thread._jobs:
         waits.join(0.001)
-    stop.ask()
+    stop.request()
     waits.join()
     assert isinstance(raised[0], Evicted)
     engine.gate.set()
@@ -221,7 +221,7 @@ def test_engine_is_created_on_first_use(engine: CountingEngine) -> None:
     thread = EngineThread(make)
     assert thread.run(lambda: 5) == 5
     with thread.alone():
-        assert thread.load() == EngineLoad()
+        assert thread.get_load() == EngineLoad()
     assert not made
     with pytest.raises(ValueError, match="cannot have it"):
         written(thread, 1)
@@ -239,7 +239,7 @@ def test_request_that_fails_by_itself_affects_no_other_request(engine: CountingE
         new = plain()
         for at, token in enumerate(new):
             if token.token == 1:
-                new[at] = NewToken(token.request, -1, finish=Finish.STOP, error="its logits are no numbers")
+                new[at] = NewToken(token.request, -1, finish=FinishReason.STOP, error="its logits are no numbers")
                 engine.abort(token.request)
         return new
 
@@ -258,7 +258,7 @@ def test_interrupted_wait_for_the_model_leaves_the_model_usable(thread, monkeypa
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(thread, "_turn", Interrupted())
+        patch.setattr(thread, "_model_lock", Interrupted())
         with pytest.raises(KeyboardInterrupt), thread.alone():
             pass
     assert written(thread, 1) == [1]
@@ -328,9 +328,9 @@ class GatedEngine(CountingEngine):
 @pytest.fixture
 def board(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "turns"
-    set_device_share_factory(lambda: LibraryTurns(path, LibraryId(3), [DeviceId("cpu:0")]))
+    set_engine_turns_factory(lambda: LibraryTurns(path, LibraryId(3), [DeviceId("cpu:0")]))
     yield path
-    set_device_share_factory(None)
+    set_engine_turns_factory(None)
 
 
 def open_files(folder: Path) -> list[str]:
@@ -344,7 +344,7 @@ def open_files(folder: Path) -> list[str]:
 
 def work_on(board: Path) -> EngineWork | None:
     for row, beside in unpack_board_rows(board.read_bytes()) if board.exists() else ():
-        found = unpacked(beside)
+        found = unpack_engine_work(beside)
         if row.library == 3 and found is not None:
             return found[1]
     return None
@@ -390,9 +390,9 @@ def test_closed_engines_are_removed_from_the_turn_board(board: Path) -> None:
             until(board, rows=0, prompts=1)
             engine.let.release(2)
             assert len(list(asked.tokens())) == 2
-            assert len(seen.rows()) == 1
+            assert len(seen.read_rows()) == 1
             thread.close()
-            assert seen.rows() == []
+            assert seen.read_rows() == []
         assert open_files(board.parent) == before
         assert [path.name for path in board.parent.iterdir()] == [board.name]
 
@@ -403,15 +403,15 @@ def test_sleeping_engine_takes_no_turns_until_it_wakes(board: Path) -> None:
     with contextlib.closing(TurnBoard(board)) as seen:
         thread = EngineThread(lambda: engine)
         assert len(list(thread.submit((1,), Sampling(max_new_tokens=2)).tokens())) == 2
-        assert len(seen.rows()) == 1
+        assert len(seen.read_rows()) == 1
         thread.sleep()
         for more in polls(PATIENCE_S):
-            if not seen.rows():
+            if not seen.read_rows():
                 break
             assert more, "it stays on the board"
         thread.wake()
         assert len(list(thread.submit((1,), Sampling(max_new_tokens=2)).tokens())) == 2
-        assert len(seen.rows()) == 1
+        assert len(seen.read_rows()) == 1
         thread.close()
 
 
@@ -458,7 +458,7 @@ class RequestDuringWait(NotedTurns):
 def test_request_joins_the_step_for_which_the_engine_waits() -> None:
     engine, turns = GatedEngine(), RequestDuringWait()
     engine.let.release(1)  # one step only
-    set_device_share_factory(lambda: turns)
+    set_engine_turns_factory(lambda: turns)
     try:
         thread = turns.thread = EngineThread(lambda: engine)
         asked = thread.submit((1,), Sampling(max_new_tokens=1))
@@ -466,20 +466,20 @@ def test_request_joins_the_step_for_which_the_engine_waits() -> None:
         assert len(list(turns.late[0].tokens())) == 1
         thread.close()
     finally:
-        set_device_share_factory(None)
+        set_engine_turns_factory(None)
 
 
 def test_engine_ends_its_device_turn_before_it_publishes_its_work() -> None:
     """The engine stops even if its turns cannot be closed."""
     engine, turns, steps_s = GatedEngine(), NotedTurns(), list[float]()
     engine.let.release(2)
-    set_device_share_factory(lambda: turns)
+    set_engine_turns_factory(lambda: turns)
     try:
         thread = EngineThread(lambda: engine, stepped=steps_s.append)
         assert len(list(thread.submit((1,), Sampling(max_new_tokens=2)).tokens())) == 2
         thread.close()
     finally:
-        set_device_share_factory(None)
+        set_engine_turns_factory(None)
     assert engine.stopped
     assert [1000 <= step_s < 1100 for step_s in steps_s] == [True, True], "a step's time contains the handover"
     assert turns.done[-5:] == [

@@ -45,7 +45,7 @@ def test_requests_that_outgrow_the_memory_write_the_same_text() -> None:
     ids = [driver.ask(PROMPTS[at], max_new_tokens=150) for at in (0, 1, 2, 3)]
     found = driver.run()
     assert [[token.token for token in found[id]] for id in ids] == expected
-    assert driver.engine.load().evictions > 0
+    assert driver.engine.get_load().evictions > 0
     with pytest.raises(ValueError, match=r"key-value cache.* more memory"):
         driver.ask(PROMPTS[4], max_new_tokens=1_500)
 
@@ -59,13 +59,13 @@ def test_smaller_memory_budget_applies_from_the_next_step_on() -> None:
         driver.engine.resize(30_000)
     driver.cache_bytes = 100_000
     driver.engine.resize(driver.cache_bytes)
-    assert driver.engine.memory().held_bytes <= driver.cache_bytes
+    assert driver.engine.get_memory().held_bytes <= driver.cache_bytes
     driver.run(found)
     assert {at: [token.token for token in found[id]] for at, id in ids.items()} == expected
     with pytest.raises(ValueError, match="too few for any request"):
         driver.engine.resize(10_000)
     driver.engine.resize(40_000)  # an idle engine shrinks too
-    assert driver.engine.memory().held_bytes <= 40_000
+    assert driver.engine.get_memory().held_bytes <= 40_000
 
 
 def test_reused_row_leaks_nothing_to_the_next_request() -> None:
@@ -105,7 +105,7 @@ def test_shared_prompt_prefix_is_read_once() -> None:
     prompts = [(*begin, 50 + number) for number in range(4)]
     expected = [driver.own_tokens(prompt, most=6) for prompt in prompts]
     assert [driver.tokens(prompt, max_new_tokens=6) for prompt in prompts] == expected
-    assert driver.engine.load().prompt_tokens < 2 * len(begin)
+    assert driver.engine.get_load().prompt_tokens < 2 * len(begin)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_decoder_that_computes_wrong_values_is_not_used() -> None:
 )
 def test_engines_know_the_bytes_of_a_cached_token(kind: str, token_bytes: int) -> None:
     """Each cached token needs keys and values: 3 layers, 2 heads, 8 numbers of 4 bytes. Sliding windows do not grow."""
-    memory = make_driver(kind).engine.memory()
+    memory = make_driver(kind).engine.get_memory()
     assert (memory.token_bytes, memory.fixed_tokens) == (token_bytes, 0)
 
 
@@ -155,9 +155,9 @@ def llama(layers: int = 3, **more: Any) -> Any:
 
 def split_model() -> Any:
     model = small_llama()
-    split = layer_split.device_map(model.config, DEVICES)
+    split = layer_split.assign_devices(model.config, DEVICES)
     pretended.place(model, split)
-    layer_split.dispatch(model, split, first=DEVICES[0])
+    layer_split.install_device_hooks(model, split, first=DEVICES[0])
     return model
 
 
@@ -184,7 +184,7 @@ def test_token_memory_is_counted_on_the_device_with_most_layers() -> None:
         split = OwnDriver(split_model()).engine
     # the second device has layers 1 and 2: keys and values, 2 layers, 2 heads, 8 numbers of 4 bytes
     assert split._store.token_bytes == 2 * 2 * 2 * 8 * 4
-    assert split.memory().weights_bytes < OwnDriver(make_model("llama")).engine.memory().weights_bytes
+    assert split.get_memory().weights_bytes < OwnDriver(make_model("llama")).engine.get_memory().weights_bytes
 
 
 def test_split_model_and_whole_model_score_labels_equally() -> None:
@@ -194,25 +194,25 @@ def test_split_model_and_whole_model_score_labels_equally() -> None:
     with pretended.pretended_devices():
         runner = forward.ModelRunner(split_model(), limit_bytes=10_000_000)
         by_tree = runner.score(rows, tails, prefix=PROMPTS[0][:4], batch_size=2)
-        runner._trees = False
+        runner._has_tree_mask = False
         by_row = runner.score(rows, tails, batch_size=2)
     for found in (by_tree, by_row):
         assert [x for row in found for x in row] == pytest.approx([x for row in expected for x in row], abs=1e-4)
 
 
 def test_layers_are_distributed_by_their_bytes() -> None:
-    split = layer_split.device_map(llama(8, vocab_size=1000, tie_word_embeddings=True), DEVICES)
+    split = layer_split.assign_devices(llama(8, vocab_size=1000, tie_word_embeddings=True), DEVICES)
     assert [split[f"model.layers.{layer}"][-1] for layer in range(8)] == list("00111111")
-    split = layer_split.device_map(llama(8), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
+    split = layer_split.assign_devices(llama(8), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
     assert [split[f"model.layers.{layer}"][-1] for layer in range(8)] == list("01112233")
-    split = layer_split.device_map(llama(4, vocab_size=50_000), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
+    split = layer_split.assign_devices(llama(4, vocab_size=50_000), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
     assert [split[f"model.layers.{layer}"][-1] for layer in range(4)] == list("0123"), "every device has a layer"
     with pytest.raises(ValueError, match="3 layers, which cannot be split over 4 devices"):
-        layer_split.device_map(llama(3), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
+        layer_split.assign_devices(llama(3), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
 
 
 def test_modules_outside_the_layers_are_on_the_first_device() -> None:
-    split = layer_split.device_map(llama(), DEVICES)
+    split = layer_split.assign_devices(llama(), DEVICES)
     for part in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", "model.rotary_emb.inv_freq"):
         assert layer_split.device_of_module(split, part) == "gpu:0"
     assert layer_split.device_of_module(split, "model.layers.2.mlp.up_proj.weight") == "gpu:1"
@@ -220,5 +220,5 @@ def test_modules_outside_the_layers_are_on_the_first_device() -> None:
 
 def test_experts_are_not_counted_as_layers() -> None:
     config = transformers.MixtralConfig(**{**SMALL, "num_hidden_layers": 2}, num_local_experts=8)
-    split = layer_split.device_map(config, DEVICES)
+    split = layer_split.assign_devices(config, DEVICES)
     assert {name for name in split if "layers" in name} == {"model.layers.0", "model.layers.1"}

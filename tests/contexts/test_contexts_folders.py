@@ -11,7 +11,7 @@ import pytest
 
 import stoker
 from stoker.contexts import causal_lm, folders
-from stoker.contexts.folders import ProgramFolder, is_visible_here, program_folder, umask_now
+from stoker.contexts.folders import ProgramFolder, current_umask, is_visible_here, program_folder
 
 
 def _folder(path: Path) -> ProgramFolder:
@@ -46,7 +46,7 @@ def test_equal_inode_on_a_shared_disk_identifies_the_folder(tmp_path: Path, monk
     for kind, seen in (("nfs4", True), ("lustre", True), ("ext4", False), ("tmpfs", False)):
         mount = f"1 2 {os.major(os.stat(tmp_path).st_dev)}:{os.minor(os.stat(tmp_path).st_dev)} / /x rw - {kind} y rw"
         (tmp_path / "mounts").write_text(f"0 2 0:0 / /y rw - proc z rw\n{mount}\n")
-        monkeypatch.setattr(folders, "_MOUNTS", str(tmp_path / "mounts"))
+        monkeypatch.setattr(folders, "_MOUNT_TABLE", str(tmp_path / "mounts"))
         assert is_visible_here(home) is seen, kind
 
 
@@ -76,7 +76,7 @@ def test_private_mount_of_a_node_is_not_the_programs_folder(tmp_path: Path) -> N
 def test_reading_the_umask_does_not_change_the_umask() -> None:
     before = os.umask(0o027)
     try:
-        assert umask_now() == 0o027
+        assert current_umask() == 0o027
         assert _folder(Path(".")).umask == 0o027
     finally:
         os.umask(before)

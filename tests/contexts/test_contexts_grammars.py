@@ -136,7 +136,7 @@ def test_format_that_cannot_be_compiled_is_refused_by_name(model: Any, option: s
 @both_engines
 def test_format_with_too_many_states_fails_only_its_request(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token multiplies the number of possible parses in this grammar."""
-    monkeypatch.setattr(grammars, "_LIMITS", {"max_items_in_row": 30})
+    monkeypatch.setattr(grammars, "_LLGUIDANCE_LIMITS", {"max_items_in_row": 30})
     options = {"grammar": 'start: item\nitem: "a" | item item', "min_tokens": 100}
     with pytest.raises(ValueError, match="cannot be continued within its grammar") as refused:
         model.complete("Once", max_new_tokens=200, engine_options=options)
@@ -150,7 +150,7 @@ def test_unreadable_tokenizer_and_missing_package_are_named(model: Any, monkeypa
         (model.tokenizer, "pip install"),
     ):
         with pytest.raises(ValueError, match=says):
-            grammars.Grammars(tokenizer, ends=frozenset({0})).matcher(Sampling(json_schema="{}"))
+            grammars.Grammars(tokenizer, ends=frozenset({0})).create_matcher(Sampling(json_schema="{}"))
         monkeypatch.setitem(sys.modules, "llguidance.hf", None)
 
 

@@ -63,7 +63,7 @@ def test_likeliest_token_equals_argmax(vocabulary: int, precision: str) -> None:
     logits[3, [7, vocabulary - 1]] = 50  # equal maxima in two parts: the first token is chosen
     logits[4] = float("-inf")
     logits[5, 11] = float("nan")
-    assert kernels.likeliest_tokens(logits) == logits.float().argmax(dim=-1).tolist()
+    assert kernels.find_likeliest_tokens(logits) == logits.float().argmax(dim=-1).tolist()
 
 
 def layers_of(dtype: Any, *, bias: bool) -> list[Any]:
@@ -76,7 +76,7 @@ def layers_of(dtype: Any, *, bias: bool) -> list[Any]:
 @pytest.mark.parametrize("rows", [1, 2, 70])
 def test_float32_weight_copy_gives_correctly_rounded_products(rows: int, bias: bool) -> None:
     layers = layers_of(torch.bfloat16, bias=bias)
-    wide = kernels.PackedLinear(layers, packs=torch.float32)
+    wide = kernels.PackedLinear(layers, copy_dtype=torch.float32)
     if not wide.packed_bytes:
         pytest.skip("PyTorch was built without oneDNN")
     x = torch.randn(rows, 48, generator=torch.Generator().manual_seed(3)).bfloat16()
@@ -120,7 +120,7 @@ def logits_of(*chances: float, rows: int = 1) -> Any:
 
 def shares(options: Sampling, logits: Any) -> list[float]:
     """Sample `DRAWS` tokens; return the share of each token."""
-    draw = kernels.TokenDraw(options)
+    draw = kernels.TokenSampler(options)
     counts = Counter(kernels.sample_or_argmax_tokens([draw] * DRAWS, logits.expand(DRAWS, -1)))
     return [counts[token] / DRAWS for token in range(logits.shape[-1])]
 
@@ -147,23 +147,23 @@ def test_request_samples_the_same_tokens_in_every_batch() -> None:
         Sampling(temperature=1.0, seed=(5, 0)), Sampling(), Sampling(temperature=0.7, top_p=0.6, seed=(5, 1)),
         Sampling(temperature=1.3, top_p=0.9, seed=(5, 2)), Sampling(temperature=2.0, seed=(5, 3)), Sampling(),
     ]  # fmt: skip
-    together = [kernels.TokenDraw(one) for one in options]
+    together = [kernels.TokenSampler(one) for one in options]
     found = [kernels.sample_or_argmax_tokens(together, logits.roll(step, 1)) for step in range(5)]
     for at, one in enumerate(options):
-        alone = kernels.TokenDraw(one)
+        alone = kernels.TokenSampler(one)
         assert [row[at] for row in found] == [
             kernels.sample_or_argmax_tokens([alone], logits[at : at + 1].roll(step, 1))[0] for step in range(5)
         ]
-    other = kernels.TokenDraw(Sampling(temperature=1.0, seed=(6, 0)))
-    mine = kernels.TokenDraw(options[0])
-    assert [other.number() for _ in range(4)] != [mine.number() for _ in range(4)]
+    other = kernels.TokenSampler(Sampling(temperature=1.0, seed=(6, 0)))
+    mine = kernels.TokenSampler(options[0])
+    assert [other.next_random_number() for _ in range(4)] != [mine.next_random_number() for _ in range(4)]
 
 
 @pytest.mark.parametrize(("wrong", "top_p"), [(float("nan"), 1.0), (float("inf"), 0.5)])
 def test_invalid_logits_fail_only_their_request(wrong: float, top_p: float) -> None:
     logits = logits_of(*CHANCES, rows=3)
     logits[1, 2] = wrong
-    draws = [kernels.TokenDraw(Sampling(temperature=1.0, top_p=top_p, seed=(4, place))) for place in range(3)]
+    draws = [kernels.TokenSampler(Sampling(temperature=1.0, top_p=top_p, seed=(4, place))) for place in range(3)]
     first, failed, last = kernels.sample_or_argmax_tokens(draws, logits)
     assert isinstance(failed, ValueError)
     assert "not finite" in str(failed)
@@ -188,7 +188,7 @@ def rules(**options: Any) -> Any:
     made = token_rules.build_token_rules(GenerationRequest(1, tuple(PROMPT), sampling), TEXTS)
     assert made is not None
     for token in WRITTEN:
-        made.take(token)
+        made.record_token(token)
     return made
 
 

@@ -13,7 +13,7 @@ import pytest
 from lazily import lazily
 
 from stoker.contexts import EncoderProfile, keep_encoder_profile, kept_encoder_profile, lengths_that_pay
-from stoker.contexts.length_profiles import LEAST_GAIN, LengthTime, lengths_to_measure
+from stoker.contexts.length_profiles import MIN_GAIN, LengthTime, lengths_to_measure
 from stoker.errors import RecipeError
 
 profiling = lazily("stoker.contexts.encoding", needs="torch transformers")
@@ -204,4 +204,4 @@ def test_chosen_lengths_are_optimal_for_their_number() -> None:
         assert found.mean_s == pytest.approx(mean_s(found.tokens))
         assert found.mean_s == pytest.approx(best_of(len(found.tokens)))
         if len(found.tokens) < 7:
-            assert found.mean_s <= best_of(len(found.tokens) + 1) * (1 + LEAST_GAIN) + 1e-12
+            assert found.mean_s <= best_of(len(found.tokens) + 1) * (1 + MIN_GAIN) + 1e-12

@@ -15,14 +15,14 @@ pytest.importorskip("huggingface_hub")
 PROGRAM = """
     import logging, sys, time
     from huggingface_hub import hf_hub_download
-    from stoker.contexts.loading import HubWatch
+    from stoker.contexts.loading import HubLogHandler
 
     retries = []
     class Count(logging.Handler):
         def emit(self, record):
             retries.append(record.getMessage())
     logging.getLogger("huggingface_hub").addHandler(Count())
-    watch = HubWatch()
+    watch = HubLogHandler()
     with watch:
         for file in ("config.json", "model.safetensors"):
             try:

@@ -40,28 +40,28 @@ def packed(*args: Any, **kwargs: Any) -> bytes:
     ],
 )
 def test_arguments_of_a_call_are_read_from_their_pickle(data: bytes, shown: str) -> None:
-    assert payload_layout.short_payload(data) == shown
-    assert len(shown) <= payload_layout.LONGEST
+    assert payload_layout.show_payload(data) == shown
+    assert len(shown) <= payload_layout.MAX_SHOWN_CHARACTERS
 
 
 def test_code_in_a_pickle_is_not_executed(tmp_path: Path) -> None:
     touched = tmp_path / "ran"
-    assert payload_layout.short_payload(packed(Touches(touched))) == "(<posix.system>)"
+    assert payload_layout.show_payload(packed(Touches(touched))) == "(<posix.system>)"
     assert not touched.exists()
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"B" * 40, b"\x80\x05.", b"no pickle", packed(1)[:-3]])
 def test_invalid_argument_bytes_are_shown_as_nothing(data: bytes) -> None:
-    assert payload_layout.short_payload(data) == ""
+    assert payload_layout.show_payload(data) == ""
 
 
 def test_secrets_are_not_shown_in_arguments() -> None:
     assert (
-        payload_layout.short_payload(packed("gpt2", api_key="sk-1", hf_token="hf_2", n=1))
+        payload_layout.show_payload(packed("gpt2", api_key="sk-1", hf_token="hf_2", n=1))
         == "('gpt2', api_key=…, hf_token=…, n=1)"
     )
-    assert "hunter2" not in payload_layout.short_payload(packed({"password": "hunter2"}))
-    assert payload_layout.short_arguments(("gpt2", "sk-1"), {}, names=("model", "token")) == "('gpt2', …)"
+    assert "hunter2" not in payload_layout.show_payload(packed({"password": "hunter2"}))
+    assert payload_layout.show_arguments(("gpt2", "sk-1"), {}, names=("model", "token")) == "('gpt2', …)"
 
 
 @context

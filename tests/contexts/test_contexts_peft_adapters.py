@@ -50,7 +50,7 @@ def write_lora(folder: Path, *, base: Any = None, **options: Any) -> str:
 def write_soft_prompt(folder: Path, *, seed: int, tokens: int) -> str:
     torch.manual_seed(seed)
     with passes.attach_soft_prompt(small_llama(), torch.randn(tokens, SMALL["hidden_size"])) as soft:
-        weights, config = soft.files()
+        weights, config = soft.adapter_files()
     folder.mkdir()
     (folder / "adapter_model.safetensors").write_bytes(weights)
     (folder / "adapter_config.json").write_bytes(config)
@@ -66,7 +66,7 @@ def test_adapters_and_base_in_one_batch_write_the_tokens_of_peft(tmp_path: Path)
     asked = [(name, prompt) for prompt in PROMPTS[:2] for name in ("", "few", "every", "part")]
     found = driver.check(asked)
     assert len({tuple(tokens) for tokens in found[:4]}) == 4  # the adapters change the text
-    assert driver.engine.load().most_running == len(asked)
+    assert driver.engine.get_load().most_running == len(asked)
 
 
 def test_soft_prompts_write_the_tokens_of_peft(tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ def test_adapter_evicted_from_memory_is_read_again(tmp_path: Path) -> None:
         for seed in range(6)
     }
     driver = AdapterDriver(folders)
-    weights = driver.engine.memory().weights_bytes
+    weights = driver.engine.get_memory().weights_bytes
     expected = driver.check([("lora-0", PROMPTS[0])])
-    kept = driver.engine.memory().weights_bytes - weights
+    kept = driver.engine.get_memory().weights_bytes - weights
     assert kept > 0
     for name in list(folders)[1:]:
         driver.tokens(PROMPTS[0], max_new_tokens=3, adapter=name)
-    assert driver.engine.memory().weights_bytes - weights < 3 * kept
+    assert driver.engine.get_memory().weights_bytes - weights < 3 * kept
     assert driver.tokens(PROMPTS[0], max_new_tokens=12, adapter="lora-0") == expected[0]
 
 

@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.contexts import performance
-from stoker.contexts.performance import AvailabilityStore, DeviceSet, PerformanceStore, PilotCount, PilotLifetime, Wait
+from stoker.contexts.performance import (
+    AvailabilityStore,
+    BlockWait,
+    DeviceSet,
+    PerformanceStore,
+    PilotCount,
+    PilotLifetime,
+)
 
 positive = st.floats(0, 1e6, allow_nan=False)
 
@@ -133,7 +140,7 @@ A10 = DeviceSet("NVIDIA A10", 2, 24_000_000_000)
 def test_pilot_availability_is_stored_per_source(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "availability.sqlite"
     store = AvailabilityStore(path)
-    assert store.of("backfill") == performance.Availability("backfill")
+    assert store.availability_of_source("backfill") == performance.Availability("backfill")
     store.record_pilot_wait("backfill", wait_s=60.0, boot_s=-0.001, devices=A10)
     store.record_session_pilot_count("backfill", session="k3v9", pilots=1)
     store.record_session_pilot_count("backfill", session="k3v9", pilots=3)
@@ -141,27 +148,27 @@ def test_pilot_availability_is_stored_per_source(tmp_path: Path) -> None:
     store.record_pilot_wait("other", wait_s=1.0, boot_s=2.0, devices=A10)
     store.close()
     again = AvailabilityStore(path)
-    found = again.of("backfill")
+    found = again.availability_of_source("backfill")
     again.close()
-    assert found.waits == (Wait(60.0, 0.0, A10),)
+    assert found.waits == (BlockWait(60.0, 0.0, A10),)
     assert found.stays == (PilotLifetime(900.0, "lost"),)
     assert [(each.session, each.pilots) for each in found.counts] == [("k3v9", 1), ("k3v9", 3)]
     assert all(isinstance(each, PilotCount) and each.at > 1e9 for each in found.counts)
-    assert found.most == 3
+    assert found.max_pilots == 3
 
 
 def test_oldest_rows_of_a_source_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(performance._MOST_ROWS, "stays", 50)
+    monkeypatch.setitem(performance._MAX_ROWS, "stays", 50)
     path = tmp_path / "a.sqlite"
     store = AvailabilityStore(path)
     store.record_pilot_stay("small", stay_s=1.0, ended="lost")
     for number in range(500):
         store.record_pilot_stay("backfill", stay_s=float(number), ended="let go")
         store.record_session_pilot_count("backfill", session="s", pilots=number)
-    kept = store.of("backfill").stays
+    kept = store.availability_of_source("backfill").stays
     assert 50 <= len(kept) <= 150
     assert kept[-1].stay_s == 499.0
-    assert len(store.of("small").stays) == 1
+    assert len(store.availability_of_source("small").stays) == 1
     store.close()
 
 
@@ -171,6 +178,6 @@ def test_file_with_another_schema_is_moved_aside(tmp_path: Path) -> None:
         db.execute("CREATE TABLE stays (id INTEGER)")
     store = AvailabilityStore(path)
     store.record_pilot_stay("backfill", stay_s=1.0, ended="lost")
-    assert len(store.of("backfill").stays) == 1
+    assert len(store.availability_of_source("backfill").stays) == 1
     store.close()
     assert list(tmp_path.glob("a.sqlite.damaged-*"))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.contexts.forward import SHORTEST, PrefixCache
+from stoker.contexts.forward import MIN_PREFIX_TOKENS, PrefixCache
 
 Ids = tuple[int, ...]
 A = tuple(range(100, 140))  # two templates that share 10 tokens
@@ -20,13 +20,13 @@ class Model:
         self.computed = 0
 
     def read(self, rows: Sequence[Ids]) -> int:
-        prefix, length = self.cache.find(rows)
+        prefix, length = self.cache.find_shared_prefix(rows)
         if prefix is not None:
             for row in rows:
                 assert prefix.kv[:length] == row[:length]
                 assert length < len(row)
         self.computed += sum(len(row) - length for row in rows)
-        self.cache.keep_recent_prompt(rows[0], rows[0], len(rows[0]))
+        self.cache.add_recent_prompt(rows[0], rows[0], len(rows[0]))
         return length
 
 
@@ -66,7 +66,7 @@ def test_batch_shares_the_common_prefix_of_its_rows() -> None:
 
 
 def test_last_token_and_short_prefixes_are_always_computed() -> None:
-    short = tuple(range(SHORTEST - 1))
+    short = tuple(range(MIN_PREFIX_TOKENS - 1))
     model = Model()
     assert [model.read([short + claim(n)]) for n in range(1, 4)] == [0, 0, 0]
     model.read([A])

@@ -29,7 +29,7 @@ def make_driver(kind: str) -> OwnDriver:
 @pytest.fixture(params=MODELS)
 def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> OwnDriver:
     # split even a short prompt into several parts
-    monkeypatch.setattr("stoker.contexts.inference.kernels._LOGITS_AT_ONCE", 20 * SMALL["vocab_size"])
+    monkeypatch.setattr("stoker.contexts.inference.kernels._MAX_LOGITS_AT_ONCE", 20 * SMALL["vocab_size"])
     return make_driver(request.param)
 
 
@@ -55,7 +55,7 @@ def test_prompt_scores_equal_those_of_the_model_in_any_batch(driver: OwnDriver) 
     assert all(not token.prompt for token in (*found[plain], *found[scored][1:], found[one][1]))
     assert_scores(driver, found[scored][0], LONG, most=3)
     [last] = found[alone]
-    assert (last.token, last.text, last.finish) == (-1, "", adapter.Finish.LENGTH)
+    assert (last.token, last.text, last.finish) == (-1, "", adapter.FinishReason.LENGTH)
     assert_scores(driver, last, SHORT, most=1)
     assert found[one][0].prompt == (adapter.PromptToken(SHORT[0]),)
 
@@ -84,21 +84,21 @@ def test_prompt_scores_survive_an_eviction_between_prompt_parts() -> None:
     driver.engine._batch.limits = batching.BatchLimits(rows=4, prefill_tokens=40, cache_tokens=limits.cache_tokens)
     id = driver.ask(LONG, max_new_tokens=2, prompt_logprobs=2)
     driver.engine.step()
-    driver.engine._store.free(id)
-    assert driver.engine._batch._evict() == id
+    driver.engine._store.free_row(id)
+    assert driver.engine._batch._evict_latest_due() == id
     assert_scores(driver, driver.run()[id][0], LONG, most=2)
 
 
 @pytest.mark.parametrize("driver", ["continuous", "static"], indirect=True)
 def test_only_a_part_of_the_logits_exists_at_a_time(driver: OwnDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    take = prompt_scores.PromptScores.take
+    take = prompt_scores.PromptScores.score_following_tokens
 
     def noted(self: Any, start: int, logits: Any) -> None:
         sizes.append(len(logits))
         take(self, start, logits)
 
-    monkeypatch.setattr(prompt_scores.PromptScores, "take", noted)
+    monkeypatch.setattr(prompt_scores.PromptScores, "score_following_tokens", noted)
     driver.ask(LONG, max_new_tokens=0, prompt_logprobs=1)
     driver.run()
     assert sum(sizes) == len(LONG)

@@ -143,7 +143,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise ValueError("the weights are damaged")
         return Part("model", text), Part("tokenizer")
 
-    monkeypatch.setattr("stoker.contexts.snapshot._read", read)
+    monkeypatch.setattr("stoker.contexts.snapshot._load_with_transformers", read)
     return seen
 
 
@@ -187,6 +187,6 @@ def test_end_tokens_named_by_a_gguf_file_end_texts() -> None:
     )
     tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
     named = transformers.PretrainedConfig(bos_token_id=0, eos_token_id=1, pad_token_id=99)  # token 99 does not exist
-    snapshot._mend_special_tokens(tokenizer, named)
+    snapshot._correct_special_tokens(tokenizer, named)
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<begin>", "<end>", "a")
     assert tokenizer.eos_token_id == 1

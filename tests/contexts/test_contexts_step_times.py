@@ -22,10 +22,10 @@ from stoker.contexts.step_times import (
     StepSeconds,
     StepTable,
     StepTimes,
+    group_samples,
     mean_attended_tokens,
-    padded_length,
+    mean_padded_length,
     powers_of_two_up_to,
-    times_of,
 )
 
 
@@ -38,12 +38,12 @@ GRID = [StepSample(False, rows, length, decode_s(rows, length)) for rows in (1, 
 
 
 def test_decode_time_is_bilinear_between_powers_of_two() -> None:
-    model = StepModel(times_of(GRID))
+    model = StepModel(group_samples(GRID))
     for rows, length in [(1, 64), (8, 256), (3, 100), (6, 200), (1, 300), (16, 64), (5, 10)]:
         assert model.step_s(prefill=False, tokens=rows, length=length) == pytest.approx(decode_s(rows, length))
     table = StepTable([StepCell(4, 64, 0.1)])  # one sample is enough for an estimate
-    assert table.seconds(4, 64) == table.seconds(2, 64) == table.seconds(4, 900) == 0.1
-    assert table.seconds(8, 64) == pytest.approx(0.2)
+    assert table.estimate_seconds(4, 64) == table.estimate_seconds(2, 64) == table.estimate_seconds(4, 900) == 0.1
+    assert table.estimate_seconds(8, 64) == pytest.approx(0.2)
 
 
 def test_later_parts_of_a_long_prompt_take_longer() -> None:
@@ -52,7 +52,7 @@ def test_later_parts_of_a_long_prompt_take_longer() -> None:
 
     samples = [StepSample(True, 512, start + 256, read_s(512, start + 256)) for start in (0, 512, 1024, 2048)]
     samples += [StepSample(True, tokens, tokens / 2, read_s(tokens, tokens / 2)) for tokens in (64, 128, 256)]
-    model = StepModel(times_of(samples))
+    model = StepModel(group_samples(samples))
     assert model.step_s(prefill=True, tokens=512, length=1800) == pytest.approx(read_s(512, 1800))
     # this time is extrapolated from the samples of the longest part
     assert model.step_s(prefill=True, tokens=128, length=2000) == pytest.approx(read_s(128, 2000))
@@ -65,11 +65,11 @@ def test_later_parts_of_a_long_prompt_take_longer() -> None:
 )  # fmt: skip
 def test_estimate_at_a_power_of_two_equals_its_sample(seconds: dict[tuple[int, int], float]) -> None:
     samples = [StepSample(False, 2**rows, 2**length, value) for (rows, length), value in seconds.items()]
-    model = StepModel(times_of(samples))
+    model = StepModel(group_samples(samples))
     for sample in samples:
         assert model.step_s(prefill=False, tokens=sample.tokens, length=sample.length) == pytest.approx(sample.seconds)
     for sample in samples:
-        assert model.learn(sample)[1] == pytest.approx(0, abs=1e-6)
+        assert model.add_limited_sample(sample)[1] == pytest.approx(0, abs=1e-6)
 
 
 @given(
@@ -80,16 +80,16 @@ def test_step_time_estimate_is_never_negative(samples, tokens, length):
     table = StepTable()
     for sample in samples:
         table.add(StepCell(*sample))
-    assert 0 <= table.seconds(tokens, length) < float("inf")
+    assert 0 <= table.estimate_seconds(tokens, length) < float("inf")
 
 
 def test_disturbed_step_counts_as_three_times_its_estimate() -> None:
     model = StepModel()
     for _ in range(4):
         model.add(StepSample(False, 4, 64, 0.1))
-    used, deviation = model.learn(StepSample(False, 4, 64, 30.0))
+    used, deviation = model.add_limited_sample(StepSample(False, 4, 64, 30.0))
     assert (used.seconds, deviation) == (pytest.approx(0.3), pytest.approx(29.9 / 30))
-    assert model.learn(StepSample(False, 4, 2048, 30.0)) == (StepSample(False, 4, 2048, 30.0), None)
+    assert model.add_limited_sample(StepSample(False, 4, 2048, 30.0)) == (StepSample(False, 4, 2048, 30.0), None)
 
 
 def test_step_time_table_is_bounded() -> None:
@@ -98,14 +98,16 @@ def test_step_time_table_is_bounded() -> None:
         for length in range(40):
             table.add(StepCell(2.0**tokens, 2.0**length, 0.1, 300))
     assert len(list(table)) == MOST_CELLS
-    assert not times_of([StepSample(True, 2.0**40, 1, 0.1)]).is_sound()
+    assert not group_samples([StepSample(True, 2.0**40, 1, 0.1)]).has_plausible_numbers()
 
 
 def test_two_tables_are_merged_by_their_sample_counts() -> None:
-    one = msgspec.structs.replace(times_of([StepSample(True, 8, 4, 0.1)], weight=3), decode_error=StepError(0.5, 2))
-    other = msgspec.structs.replace(times_of([StepSample(True, 8, 4, 0.2)]), decode_error=StepError(0.2, 1))
-    assert one.joined(other).prefill == (StepCell(8, 4, pytest.approx(0.125), 4),)
-    assert one.joined(other).decode_error == StepError(pytest.approx(0.4), 3)
+    one = msgspec.structs.replace(
+        group_samples([StepSample(True, 8, 4, 0.1)], weight=3), decode_error=StepError(0.5, 2)
+    )
+    other = msgspec.structs.replace(group_samples([StepSample(True, 8, 4, 0.2)]), decode_error=StepError(0.2, 1))
+    assert one.joined_with(other).prefill == (StepCell(8, 4, pytest.approx(0.125), 4),)
+    assert one.joined_with(other).decode_error == StepError(pytest.approx(0.4), 3)
 
 
 def test_step_sizes_attended_tokens_and_padding_are_computed() -> None:
@@ -114,15 +116,15 @@ def test_step_sizes_attended_tokens_and_padding_are_computed() -> None:
     assert powers_of_two_up_to(0) == []
     assert mean_attended_tokens([(0, 8)]) == 4
     assert mean_attended_tokens([(0, 8), (100, 24)]) == pytest.approx((8 * 4 + 24 * 112) / 32)
-    assert padded_length([(64, 10), (64, 50), (256, 200)]) == 100, "a row has the longest length of its size"
-    assert padded_length([]) == 0
+    assert mean_padded_length([(64, 10), (64, 50), (256, 200)]) == 100, "a row has the longest length of its size"
+    assert mean_padded_length([]) == 0
 
 
 def test_step_times_are_collected_during_calls() -> None:
     collector = StepCollector()
 
     def step(step: Step, length: int, seconds: float) -> None:
-        collector.took(step, length, seconds)
+        collector.record_step(step, length, seconds)
         collector.add_step(seconds)
 
     read, write = Step(True, (1, 2), (64, 64), (0, 0)), Step(False, (1, 2), (1, 1), (64, 64))
@@ -133,29 +135,29 @@ def test_step_times_are_collected_during_calls() -> None:
     for _ in range(2):
         step(write, 65, 0.02)
     step(Step(True, (1,), (64,), (64,)), 64, 0.4)  # 64 tokens have been read before
-    times = collector.take()
+    times = collector.take_times()
     assert [(cell.tokens, cell.length, cell.seconds) for cell in times.prefill] == [(64, 96, 0.4), (128, 32, 0.5)]
     assert times.decode == (StepCell(2, 65, 0.02, 2),)
     assert times.decode_error == StepError(0, 1)
-    assert collector.take() == StepTimes()
+    assert collector.take_times() == StepTimes()
     assert not collector.urgent
-    collector.replace_known_times(times_of(GRID))
+    collector.replace_known_times(group_samples(GRID))
     assert collector.urgent, "a profile is taken at once"
-    assert collector.take().samples == len(GRID)
+    assert collector.take_times().sample_count == len(GRID)
     assert not collector.urgent
 
 
 def test_step_time_includes_sending_the_tokens() -> None:
     collector = StepCollector()
     for _ in range(COLD_STEPS + 1):
-        collector.took(Step(False, (1,), (1,), (64,)), 64, 0.02)
+        collector.record_step(Step(False, (1,), (1,), (64,)), 64, 0.02)
         collector.add_step(0.025)
     collector.add_step(0.5)  # launched a step whose tokens the engine has not read yet
-    assert [cell.seconds for cell in collector.take().decode] == [0.025]
+    assert [cell.seconds for cell in collector.take_times().decode] == [0.025]
 
 
 def test_step_times_of_two_sessions_are_added_in_the_store(tmp_path: Path) -> None:
-    times = msgspec.structs.replace(times_of(GRID, weight=5), decode_error=StepError(0.03, 100))
+    times = msgspec.structs.replace(group_samples(GRID, weight=5), decode_error=StepError(0.03, 100))
     for number in (1, 2):
         store = PerformanceStore(tmp_path / "performance.sqlite")
         store.record_step_times("llm", kind="cpu", times=times)
@@ -202,7 +204,7 @@ def test_consecutive_decode_step_times_follow_the_growing_length(
 
 
 def test_estimate_from_an_empty_step_time_table_raises_an_error() -> None:
-    model = StepModel(times_of(GRID))
+    model = StepModel(group_samples(GRID))
     with pytest.raises(LookupError, match="no step"):
         model.step_s(prefill=True, tokens=1, length=1)
     with pytest.raises(LookupError):
@@ -210,7 +212,7 @@ def test_estimate_from_an_empty_step_time_table_raises_an_error() -> None:
     with pytest.raises(LookupError):
         StepSeconds(StepTimes()).prefill_s(1, 1.0)
     with pytest.raises(LookupError):
-        StepTable().floor(length=1.0, most=8)
+        StepTable().lower_bounds(length=1.0, most=8)
 
 
 @given(
@@ -218,8 +220,8 @@ def test_estimate_from_an_empty_step_time_table_raises_an_error() -> None:
 )  # fmt: skip
 def test_no_step_time_estimate_is_below_the_floor(cells, most, length, more, share):
     table, tokens = StepTable(cells), 1 + round(share * (most - 1))
-    step_s, token_s = table.floor(length=length, most=most)
-    seconds = table.seconds(tokens, length + more)
+    step_s, token_s = table.lower_bounds(length=length, most=most)
+    seconds = table.estimate_seconds(tokens, length + more)
     assert seconds >= step_s * (1 - 1e-9)
     assert seconds >= tokens * token_s * (1 - 1e-9)
     assert step_s > 0 or len(cells) > 0

@@ -13,7 +13,7 @@ from tiny_encoder import load_encoder, load_recipe, write_tiny_encoder
 from tiny_model import write_tiny_model
 
 from stoker.contexts import ambient, causal_lm
-from stoker.contexts.ambient import CallStop, Evicted, is_caused_by_eviction
+from stoker.contexts.ambient import Evicted, StopRequest, is_caused_by_eviction
 
 torch = lazily("torch", needs="transformers")
 LONG = {"max_new_tokens": 1_900}
@@ -41,7 +41,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 class RunningCall(threading.Thread):
     def __init__(self, work: Callable[[], Any], *, in_thread: bool = False) -> None:
         super().__init__(daemon=True)
-        self.stop = CallStop()
+        self.stop = StopRequest()
         self.raised: BaseException | None = None
         self.result: Any = None
         self._work = work
@@ -100,7 +100,7 @@ def test_requests_of_a_stopped_call_leave_and_other_requests_run(
     if model.engine == "static":  # the next batch starts when this batch ends
         written += other
     until(open_requests, why="the call's requests are in the engine")
-    call.stop.ask()
+    call.stop.request()
     assert isinstance(call.ended(), Evicted)
     written += other
     assert "".join(written) == alone
@@ -120,7 +120,7 @@ def test_unread_stream_of_a_stopped_call_leaves_the_engine(model: Any) -> None:
 
     call = RunningCall(work)
     until(lambda: model.batch_load().running == 1, why="the call's request runs")
-    call.stop.ask()
+    call.stop.request()
     until(lambda: model.batch_load().running == 0, why="the request has left the engine while the function waits")
     told.set()
     assert isinstance(call.ended(), Evicted)
@@ -132,7 +132,7 @@ def test_stopped_call_starts_no_further_request(model: Any, embedder: Any) -> No
         lambda: model.generate(["a"]), lambda: model.complete("a"), lambda: list(model.stream("a")),
         lambda: model.label_scores(["a"], ["b"]), lambda: embedder.embed(["paris"]),
     ):  # fmt: skip
-        call = RunningCall(lambda ask=ask: (ambient.current_call_stop().ask(), ask()))  # type: ignore[misc]
+        call = RunningCall(lambda ask=ask: (ambient.current_stop_request().request(), ask()))  # type: ignore[misc]
         assert isinstance(call.ended(), Evicted)
     assert model.batch_load().steps == steps
 
@@ -145,7 +145,7 @@ def stops_in_a_pass(model: Any, calls: list[RunningCall]) -> Iterator[list[int]]
     def count(*_: Any) -> None:
         passes.append(1)
         if len(passes) == SEEN:
-            calls[-1].stop.ask()
+            calls[-1].stop.request()
 
     hook = model.register_forward_pre_hook(count)
     yield passes
@@ -205,7 +205,7 @@ def test_call_that_waits_for_exclusive_model_access_can_be_stopped(model: Any) -
             raise AssertionError("the holder has it")
 
     call = RunningCall(wait)
-    call.stop.ask()
+    call.stop.request()
     assert isinstance(call.ended(), Evicted)
     may_leave.set()
     assert holder.ended() is None

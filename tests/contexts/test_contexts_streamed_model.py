@@ -37,7 +37,7 @@ def made(spec):
 
 def streamed(folder: Path, **options):
     with streamed_model.WeightStream(streamed_model.stored_tensors(folder), **{"device": "cpu", **options}) as stream:
-        return stream.wait()
+        return stream.wait_for_tensors()
 
 
 def assert_same(found, expected) -> None:
@@ -110,7 +110,7 @@ def test_file_truncated_during_reading_raises_and_is_closed(tmp_path):
         pytest.raises(OSError, match=r"ends at byte 500,000"),
         streamed_model.WeightStream(stored, device="cpu", buffer_bytes=4096, readers=4) as stream,
     ):
-        stream.wait()
+        stream.wait_for_tensors()
     assert str(file) not in open_files()
 
 
@@ -128,7 +128,7 @@ def test_out_of_memory_raises_an_error_and_leaves_no_thread(tmp_path):
         pytest.raises(RuntimeError, match="memory"),
         streamed_model.WeightStream([stored._replace(shape=(1 << 60,))], device="cpu") as stream,
     ):
-        stream.wait()
+        stream.wait_for_tensors()
 
 
 def test_stream_left_early_ends_its_threads(tmp_path):
@@ -168,7 +168,7 @@ def test_out_of_memory_on_a_gpu_raises_and_frees_its_memory(tmp_path, cuda):
         pytest.raises(torch.OutOfMemoryError),
         streamed_model.WeightStream([first, second._replace(shape=(1 << 45,))], device=cuda) as stream,
     ):
-        stream.wait()
+        stream.wait_for_tensors()
     assert torch.cuda.memory_allocated(cuda) == before
 
 
@@ -197,7 +197,7 @@ KINDS["classifier"] = "AutoModelForSequenceClassification"
 def streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Enable streaming of weights to a CPU."""
     if request.node.get_closest_marker("gpu") is None:
-        monkeypatch.setattr("stoker.contexts.streamed_model.streams_to", lambda device: True)
+        monkeypatch.setattr("stoker.contexts.streamed_model.is_streaming_target", lambda device: True)
 
 
 @pytest.fixture(autouse=True)
@@ -219,7 +219,7 @@ def kind_of(name: str) -> Any:
 def both(name: str, folder: Path, *, dtype: Any, device: str = "cpu") -> tuple[Any, Any, str]:
     """Return the streamed model, the model of Transformers, and how the streamed weights arrived."""
     with streamed_model.StreamedWeights(str(folder), dtype=dtype, devices=(device,)) as weights:
-        found = weights.model(kind_of(name))
+        found = weights.build_model(kind_of(name))
     expected = kind_of(name).from_pretrained(folder, dtype=dtype, device_map={"": device})
     return found, expected, weights.told
 

@@ -16,9 +16,9 @@ from new_process import run_python
 
 from stoker.contexts import payloads, user_code, user_modules
 from stoker.contexts.digest import digest_of
-from stoker.contexts.loading import modules_of
-from stoker.contexts.payloads import carried_module_names, dumps_arguments, dumps_code, loads_code
-from stoker.contexts.user_modules import NO_MODULES, CarriedModules
+from stoker.contexts.loading import find_modules_used_by
+from stoker.contexts.payloads import dumps_arguments, dumps_code, loads_code, names_of_sent_modules
+from stoker.contexts.user_modules import NO_MODULES, SentModules
 from stoker.errors import SerializationError
 
 PROGRAM = """
@@ -92,7 +92,7 @@ def opened(data: bytes) -> Callable[[], Any]:
     function, modules = loads_code(data)
 
     def run() -> Any:
-        modules.enter()
+        modules.activate()
         return function()
 
     return run
@@ -152,7 +152,7 @@ def test_functions_of_several_slots_find_their_own_modules(tmp_path: Path) -> No
     begun, goes_on = threading.Event(), threading.Event()
 
     def first() -> Any:
-        modules.enter()
+        modules.activate()
         begun.set()
         assert goes_on.wait(20)
         return function()
@@ -160,19 +160,19 @@ def test_functions_of_several_slots_find_their_own_modules(tmp_path: Path) -> No
     with ThreadPoolExecutor(1) as slots:
         waiting = slots.submit(first)
         assert begun.wait(20)
-        NO_MODULES.enter()
+        NO_MODULES.activate()
         goes_on.set()
         assert waiting.result(20) == 3
 
 
-def brought(version: str = "1", **sources: str) -> CarriedModules:
-    """Return `CarriedModules` with these sources. `__` stands for a dot; a module with submodules is a package."""
+def brought(version: str = "1", **sources: str) -> SentModules:
+    """Return `SentModules` with these sources. `__` stands for a dot; a module with submodules is a package."""
     named = {name.replace("__", "."): text for name, text in sources.items()}
     table = {
         name: (f"/nowhere/{name}.py", any(other.startswith(f"{name}.") for other in named), version, text.encode())
         for name, text in named.items()
     }
-    return CarriedModules(table, {})
+    return SentModules(table, {})
 
 
 def imported(name: str) -> Any:
@@ -180,11 +180,11 @@ def imported(name: str) -> Any:
 
 
 def test_module_is_kept_while_calls_bring_no_other_version() -> None:
-    brought(cm_plain="WIDTH = 1\n").enter()
+    brought(cm_plain="WIDTH = 1\n").activate()
     plain = imported("cm_plain")
-    NO_MODULES.enter()
-    brought(cm_pack="").enter()
-    brought(cm_plain="WIDTH = 1\n").enter()
+    NO_MODULES.activate()
+    brought(cm_pack="").activate()
+    brought(cm_plain="WIDTH = 1\n").activate()
     assert imported("cm_plain") is plain
 
 
@@ -193,7 +193,7 @@ def test_other_version_replaces_a_package_with_its_submodules() -> None:
         brought(version, cm_pack="", cm_pack__part=f"COUNT = {version}\n", cm_plain="") for version in ("1", "2")
     )
     for modules, count in ((ours, 1), (theirs, 2), (ours, 1)):
-        modules.enter()
+        modules.activate()
         assert imported("cm_pack.part").COUNT == count  # noqa: SIM300
         assert imported("cm_pack").part.COUNT == count  # noqa: SIM300
         beside: Any = types.ModuleType("cm_pack.beside")
@@ -203,17 +203,17 @@ def test_other_version_replaces_a_package_with_its_submodules() -> None:
 
 def test_module_is_imported_again_after_user_code_changed_it() -> None:
     sys.modules["cm_plain"] = types.ModuleType("cm_plain")
-    brought(cm_plain="WIDTH = 1\n").enter()
+    brought(cm_plain="WIDTH = 1\n").activate()
     assert imported("cm_plain").WIDTH == 1, "a module found elsewhere is dropped"
     for word in ("ours", "theirs"):
         source = f"import sys\nclass Lazy:\n    word = {word!r}\nsys.modules[__name__] = Lazy()\n"
-        brought(word, cm_lazy=source).enter()
+        brought(word, cm_lazy=source).activate()
         assert imported("cm_lazy").word == word, "a module that replaces itself is replaced, too"
     ours = brought(cm_pack="", cm_pack__part="")
-    ours.enter()
+    ours.activate()
     part = imported("cm_pack.part")
     del sys.modules["cm_pack.part"]
-    ours.enter()
+    ours.activate()
     assert imported("cm_pack.part") is not part
 
 
@@ -221,31 +221,31 @@ def test_hook_runs_before_a_module_version_is_replaced() -> None:
     asked: list[str] = []
     user_modules.before_replacing = lambda: asked.append("asked")
     versions = [brought(str(width), cm_plain=f"WIDTH = {width}\n") for width in range(3)]
-    before = user_modules.count_replaced()
+    before = user_modules.count_replacements()
     for modules in (versions[0], versions[0]):
-        modules.enter()
+        modules.activate()
         imported("cm_plain")
-    NO_MODULES.enter()
+    NO_MODULES.activate()
     assert not asked
-    versions[1].enter()
+    versions[1].activate()
     assert imported("cm_plain").WIDTH == 1
     assert len(asked) == 1
-    versions[2].enter()
+    versions[2].activate()
     assert len(asked) == 2
-    assert user_modules.count_replaced() == before + 1
+    assert user_modules.count_replacements() == before + 1
 
 
 def test_function_finds_only_the_modules_that_it_brought() -> None:
     user_modules.before_replacing = lambda: pytest.fail("nothing is replaced")
     ours, others = brought("1", cm_pack__part="", cm_plain="", cm_pack=""), brought("2", cm_other="")
-    ours.enter()
+    ours.activate()
     plain, part = imported("cm_plain"), imported("cm_pack.part")
-    others.enter()
+    others.activate()
     imported("cm_other")
     for name in ("cm_plain", "cm_pack.part"):
         with pytest.raises(ModuleNotFoundError):
             imported(name)
-    ours.enter()
+    ours.activate()
     assert imported("cm_plain") is plain
     assert imported("cm_pack").part is imported("cm_pack.part") is part
     with pytest.raises(ModuleNotFoundError):
@@ -254,13 +254,13 @@ def test_function_finds_only_the_modules_that_it_brought() -> None:
 
 def test_module_of_the_context_is_restored_as_the_same_object() -> None:
     user_modules.before_replacing = lambda: pytest.fail("a fresh library would have the same conflict")
-    brought("1", cm_plain="WIDTH = 1\n", cm_pack="", cm_pack__part="").enter_permanently()
+    brought("1", cm_plain="WIDTH = 1\n", cm_pack="", cm_pack__part="").set_as_context_modules()
     plain, part = imported("cm_plain"), imported("cm_pack.part")
     for _ in range(2):
-        brought("2", cm_plain="WIDTH = 2\n", cm_pack="", cm_pack__part="").enter()
+        brought("2", cm_plain="WIDTH = 2\n", cm_pack="", cm_pack__part="").activate()
         assert imported("cm_plain").WIDTH == 2
         assert imported("cm_pack.part") is not part
-        NO_MODULES.enter()
+        NO_MODULES.activate()
         assert imported("cm_plain") is plain
         assert imported("cm_pack").part is imported("cm_pack.part") is part
 
@@ -282,13 +282,13 @@ def test_arguments_carry_the_modules_of_their_methods(tmp_path: Path) -> None:
     names = frozenset(brought)
     brought.clear()
     function = dumps_code(lambda model: model.sides(), what="function", also=names)
-    assert carried_module_names(function) == names
+    assert names_of_sent_modules(function) == names
     light = dumps_arguments(((model,), {}), by_name=names, brought=brought)
     assert not brought
     assert light[:1] != b"M"
     sys.path.remove(str(tmp_path))
     (arguments, _), modules = loads_code(data)
-    modules.enter()
+    modules.activate()
     assert arguments[0].sides() == 3
     for name in names:
         del sys.modules[name]
@@ -298,7 +298,7 @@ def test_arguments_carry_the_modules_of_their_methods(tmp_path: Path) -> None:
 
 def test_context_modules_are_found_after_those_of_a_function(tmp_path: Path) -> None:
     _, modules = loads_code(packed(written(tmp_path), "plain"))
-    modules.enter_permanently()
+    modules.set_as_context_modules()
     opened(packed(written(tmp_path), "below"))
     assert importlib.import_module("shapes").SIDES == 3
     opened(dumps_code(len, what="function"))
@@ -306,7 +306,7 @@ def test_context_modules_are_found_after_those_of_a_function(tmp_path: Path) -> 
 
 
 def test_oversized_source_is_not_sent_and_is_reported(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(user_modules, "MOST_BYTES", 20)
+    monkeypatch.setattr(user_modules, "MAX_SOURCE_BYTES", 20)
     data = packed(written(tmp_path), "plain")
     assert data[:1] != b"M"
     assert "have more than 20 B of source code and are not sent with the function" in caplog.text
@@ -352,7 +352,7 @@ def test_code_digest_changes_when_an_imported_submodule_changes(name: str, tmp_p
 def test_pilot_does_not_preload_modules_of_the_user(tmp_path: Path) -> None:
     folder = written(tmp_path)
     sys.path.insert(0, str(folder))
-    assert modules_of(made(folder, "kind")) == ()
+    assert find_modules_used_by(made(folder, "kind")) == ()
 
 
 FINDER = """
@@ -435,14 +435,14 @@ def test_pip_packages_in_a_pth_folder_do_not_count_as_editable(target: str, monk
 
 INSTALLED = """
 import beside, boxed.own, single
-from stoker.contexts.user_code import is_installed, source_of
+from stoker.contexts.user_code import is_installed, find_module_source
 names = ("boxed", "single", "beside", "boxed.own")
-print(*map(is_installed, names), source_of("boxed") is None, source_of("beside") is None)
+print(*map(is_installed, names), find_module_source("boxed") is None, find_module_source("beside") is None)
 """
 
 
 def test_package_search_works_in_a_deleted_working_folder(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
-    code = "import os; os.rmdir(os.getcwd())\nfrom stoker.contexts.user_code import recorded_folders\n"
+    code = "import os; os.rmdir(os.getcwd())\nfrom stoker.contexts.user_code import folders_installed_by_pip\n"
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    run_python(code + "print(list(recorded_folders()))", cwd=tmp_path / "gone", env=environ)
+    run_python(code + "print(list(folders_installed_by_pip()))", cwd=tmp_path / "gone", env=environ)

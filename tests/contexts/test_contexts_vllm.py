@@ -85,7 +85,7 @@ class VLLMDriver(EngineDriver):
 
     def __init__(self, engine: Any, own: Any) -> None:
         prompts = [tuple(own.tokenizer(text)["input_ids"]) for text in TEXTS]
-        super().__init__(engine, prompts=prompts, cache_bytes=engine.memory().budget_bytes)
+        super().__init__(engine, prompts=prompts, cache_bytes=engine.get_memory().budget_bytes)
         self.own = own
 
     def own_tokens(self, prompt: Sequence[int], *, most: int) -> list[int]:
@@ -119,13 +119,13 @@ class TestVLLM(EngineContract):
             yield VLLMDriver(engine, own)
 
     def test_vllm_cache_keeps_its_size(self, driver: VLLMDriver) -> None:
-        held = driver.engine.memory()
+        held = driver.engine.get_memory()
         assert held.weights_bytes > 4 * 100_000_000
         assert held.weights_bytes + held.held_bytes < 2_000_000_000
         driver.engine.resize(2 * held.held_bytes)
         with pytest.raises(ValueError, match="load the model again"):
             driver.engine.resize(held.held_bytes // 2)
-        assert driver.engine.memory() == held
+        assert driver.engine.get_memory() == held
 
     def test_request_larger_than_the_vllm_cache_is_refused(
         self, driver: VLLMDriver, monkeypatch: pytest.MonkeyPatch
@@ -168,10 +168,10 @@ class TestVLLM(EngineContract):
         for aborts in (False, True):
             id = driver.ask(driver.prompts[0], max_new_tokens=most)
             driver.engine.score([driver.prompts[1]], [[driver.prompts[3][:3]]])
-            assert driver.engine.load().running == 1
+            assert driver.engine.get_load().running == 1
             if aborts:
                 driver.engine.abort(id)
-                assert driver.engine.load().running == 0
+                assert driver.engine.get_load().running == 0
                 assert driver.engine.step() == []
             else:
                 assert [token.token for token in driver.run()[id]] == expected

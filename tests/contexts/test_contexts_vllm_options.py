@@ -176,7 +176,7 @@ class TestSettings:
             max_model_len=96, chat_template="<{{ messages[0].content }}>",
             vllm={"max_num_seqs": 3, "max_num_batched_tokens": 128},
         )  # fmt: skip
-        config = model._own._llm.vllm_config
+        config = model._vllm_engine._llm.vllm_config
         assert (config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens) == (3, 128)
         assert (config.model_config.max_model_len, model.longest, model.slots()) == (96, 96, 3)
         assert model.chat_prompt([{"role": "user", "content": "hello"}]) == "<hello>"
@@ -235,7 +235,7 @@ class TestAdapters:
             with ThreadPoolExecutor(len(asked)) as pool:
                 found = pool.map(lambda one: adapted.complete(one[1], max_new_tokens=12, adapter=one[0]).text, asked)
             assert list(found) == expected
-        assert adapted._thread.engine.load().most_running > 4
+        assert adapted._thread.engine.get_load().most_running > 4
 
     def test_options_and_formats_apply_to_adapters(self, adapted: Any) -> None:
         for name in NAMES:

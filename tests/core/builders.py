@@ -152,7 +152,11 @@ class Cluster(Desk):
         facts, gone = [], self.core.state.gone_pilots.get(pilot)
         for name, calls in libraries.items():
             id = int(name.removeprefix("lib"))
-            library = gone.kept[id][0] if gone is not None and gone.kept else self.core.state.libraries[id]
+            library = (
+                gone.restorable_libraries[id][0]
+                if gone is not None and gone.restorable_libraries
+                else self.core.state.libraries[id]
+            )
             facts.append(
                 say.LibraryFacts(
                     library.id, library.context.recipe.key, tuple(d.id for d in library.devices), True,
@@ -224,8 +228,8 @@ class Cluster(Desk):
     def let_go(self) -> Cluster:
         """Report that libraries returned their withdrawn calls, which frees the slots."""
         for library in tuple(self.core.state.libraries.values()):
-            if library.zombies:
-                self.report(library.pilot.id, say.CallsReturned(library.id, tuple(library.zombies)))
+            if library.withdrawn_calls:
+                self.report(library.pilot.id, say.CallsReturned(library.id, tuple(library.withdrawn_calls)))
         return self
 
     def die(self, library: Library, *running: str, failure: Failure | None = DIED, loading: bool = False) -> Cluster:

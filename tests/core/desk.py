@@ -11,9 +11,9 @@ from stoker.manager.core.events import Command, Event
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Action, Policies
 from stoker.manager.live import snapshot
-from stoker.manager.live.restore import policies_modules
+from stoker.manager.live.restore import list_policy_modules
 from stoker.manager.policies import default_policies
-from stoker.manager.sim.validate import validate
+from stoker.manager.sim.validate import check_state
 
 SESSION = "k3v9"
 MakePolicies = Callable[[], Policies]
@@ -45,7 +45,7 @@ class Desk:
         self.past.append((self.now, event))
         self.did.append(commands)
         if self._validates:
-            validate(self.core.state)
+            check_state(self.core.state)
         return commands
 
     def apply(self, plan: Sequence[Action], *, seam: str) -> None:
@@ -62,14 +62,14 @@ class Desk:
                 again = restored(again)
             assert again.handle(event, now) == did
         assert picture(again) == picture(self.core)
-        validate(again.state)
+        check_state(again.state)
 
 
 def restored(core: Core) -> Core:
     file = io.BytesIO()
-    modules = policies_modules(core.policies)
-    layout = snapshot.dump(core, file, modules=modules)
-    again = snapshot.load(file.getvalue(), layout, modules=modules)
+    modules = list_policy_modules(core.policies)
+    layout = snapshot.write_object_graph(core, file, modules=modules)
+    again = snapshot.read_object_graph(file.getvalue(), layout, modules=modules)
     assert isinstance(again, Core)
     assert picture(again) == picture(core)
     return again
@@ -79,10 +79,14 @@ def picture(core: Core) -> Any:
     """Return the important parts of a state in a comparable form."""
     state = core.state
     return {
-        "calls": {id: (c.state, c.past and c.past.kills, c.spec, c.sent_at, c.notes) for id, c in state.calls.items()},
+        "calls": {
+            id: (c.state, c.history and c.history.library_deaths, c.spec, c.sent_at, c.notes)
+            for id, c in state.calls.items()
+        },
         "queues": {k: [c.id for c in x.queue] for k, x in state.contexts.items()},
         "libraries": {
-            id: (x.state, x.promised_bytes, list(x.held), x.zombies, x.pilot.id) for id, x in state.libraries.items()
+            id: (x.state, x.promised_bytes, list(x.held), x.withdrawn_calls, x.pilot.id)
+            for id, x in state.libraries.items()
         },
         "pilots": {id: (p.state, p.inbox.last, list(p.libraries)) for id, p in state.pilots.items()},
         "clients": {id: (c.first_unacked, list(c.unacked)) for id, c in state.clients.items()},

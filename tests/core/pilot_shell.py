@@ -30,16 +30,20 @@ class CoreHost:
         self.cache: Any = {}  # Names of the cached objects
 
     def carry_out(self, command: commands.Command) -> None:
-        tell = self.queue.handle
+        tell = self.queue.handle_event
         match command:
             case commands.SendToLibrary(library=number, message=message) if number in self.processes:
                 self.processes[number].hear(message)
             case commands.KillProcess(library=number) | commands.KillZygote(library=number) if number in self.processes:
                 self.processes[number].die()
-            case commands.Prepare(ordered=ordered):
+            case commands.PrepareLibrary(ordered=ordered):
                 tell(events.LibraryPrepared(ordered.library, free_disk_bytes=GIB))
             case commands.PinObjects(library=number, objects=refs):
-                tell(events.Pinned(number, {ref.name: f"/cache/{ref.name}" for ref in refs if ref.name in self.cache}))
+                tell(
+                    events.ObjectsPinned(
+                        number, {ref.name: f"/cache/{ref.name}" for ref in refs if ref.name in self.cache}
+                    )
+                )
             case commands.InspectOffer(order=order):
                 tell(events.OfferInspected(order))
 
@@ -59,12 +63,12 @@ class CoreShell(CoreHost):
 
     # ---- events
     def give(self, event: events.Event) -> CoreShell:
-        self.queue.handle(event)
+        self.queue.handle_event(event)
         return self
 
     def carry_out(self, command: commands.Command) -> None:
         self.wanted.append(command)
-        if isinstance(command, commands.Prepare | commands.PinObjects) and not self.is_slow:
+        if isinstance(command, commands.PrepareLibrary | commands.PinObjects) and not self.is_slow:
             super().carry_out(command)
 
     def wait(self, seconds: float) -> CoreShell:
@@ -109,7 +113,7 @@ class CoreShell(CoreHost):
 
     def observe(self, number: int = 1, **running: float) -> CoreShell:
         seen = [(CallId(int(name[1:])), seconds) for name, seconds in running.items()]
-        return self.give(events.Observed([events.Observation(LibraryId(number), seen)]))
+        return self.give(events.LibrariesObserved([events.Observation(LibraryId(number), seen)]))
 
     # ---- commands of the core
     def take(self, kind: type[C]) -> C:
@@ -121,7 +125,7 @@ class CoreShell(CoreHost):
     def all(self, kind: type[C]) -> list[C]:
         found, rest = [], []
         for command in self.wanted:
-            inner = command.message if isinstance(command, commands.Tell | commands.SendToLibrary) else command
+            inner = command.message if isinstance(command, commands.SendToManager | commands.SendToLibrary) else command
             if isinstance(inner, kind):
                 found.append(inner)
             else:

@@ -269,7 +269,7 @@ class Swarm(Desk):
         pilot.done[ref.name] = self.now
         self.readers.get(ref.name, set()).discard(pilot.name)
         arrival = say.ObjectArrival(ref.name, ref.size_bytes, getting.origin_bytes, getting.peer_bytes)
-        self.report(pilot.name, say.ObjectsHere((arrival,)))
+        self.report(pilot.name, say.ObjectsCached((arrival,)))
 
     def _fail(self, pilot: SwarmPilot, getting: Getting, source: str) -> None:
         getting.busy.discard(source)

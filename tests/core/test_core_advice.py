@@ -11,11 +11,11 @@ from core.builders import Cluster, Make, devices, recipe
 from stoker.manager.core import blame, events
 from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Quarantine
-from stoker.manager.policies import named
+from stoker.manager.policies import find_shipped_policy
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallProgress, Failure, FailureKind, Printed
-from stoker.protocol.ids import show_call
+from stoker.protocol.calls import CallProgress, Failure, FailureKind, OutputRange
+from stoker.protocol.ids import format_call_id
 
 DISK = events.VerdictAdvice("infrastructure", "disk", 0.92, "a disk or file server failed", ("12: OSError: [Errno 5]",))
 GPU = events.VerdictAdvice("infrastructure", "gpu", 0.95, "a GPU is lost", ("3: GPU is lost",))
@@ -84,7 +84,7 @@ def test_explain_shows_the_advised_load_time_and_its_source(cluster: Make) -> No
 
 # ---- order
 def shortest(cluster: Make) -> Cluster:
-    c = cluster(pilots=1, policies=named("shortest-first").make)
+    c = cluster(pilots=1, policies=find_shipped_policy("shortest-first").make)
     c.tell("ana", *(say.DefineFunction(name, name, b"code") for name in ("long", "short")))
     return c.call("0").ready()
 
@@ -131,7 +131,7 @@ def test_failure_is_sent_to_the_advisor_with_log_and_exception(cluster: Make) ->
     assert not c.ended["1"].ok  # the client already has the result
 
 
-@pytest.mark.parametrize("kind", sorted(blame.UNASKED, key=lambda each: each.value))
+@pytest.mark.parametrize("kind", sorted(blame.SELF_EXPLAINING_FAILURES, key=lambda each: each.value))
 def test_failures_with_a_known_cause_are_not_sent_to_the_advisor(cluster: Make, kind: FailureKind) -> None:
     c = cluster(pilots=1).call("1").ready()
     c.end("1", failure=Failure(kind, "it was so"))
@@ -145,11 +145,11 @@ def test_advisor_gets_only_the_log_section_of_the_failed_call(cluster: Make) -> 
     c.end("1", failure=died)
     (question,) = asked(c, events.OfFailure)
     assert (question.log, question.start, question.end) == ("", 0, 0)
-    printed = Printed("/logs/x.log", 7, 9)
-    c.call("2").wait(blame.SOON_S).end("2", failure=msgspec.structs.replace(died, printed=printed))
+    printed = OutputRange("/logs/x.log", 7, 9)
+    c.call("2").wait(blame.SECOND_QUESTION_AFTER_S).end("2", failure=msgspec.structs.replace(died, printed=printed))
     (question,) = asked(c, events.OfFailure)
     assert (question.log, question.start, question.end) == ("/logs/x.log", 7, 9)
-    assert "printed /logs/x.log:7-9" in c.story(show_call(c.ids["2"]))
+    assert "printed /logs/x.log:7-9" in c.story(format_call_id(c.ids["2"]))
 
 
 def test_repeated_failures_ask_the_advisor_twice_then_once_a_minute(cluster: Make) -> None:
@@ -157,11 +157,11 @@ def test_repeated_failures_ask_the_advisor_twice_then_once_a_minute(cluster: Mak
     failed(c, "1")
     c.end("2", ok=False)
     assert asked(c, events.OfFailure) == []
-    c.wait(blame.SOON_S).end("3", ok=False)
+    c.wait(blame.SECOND_QUESTION_AFTER_S).end("3", ok=False)
     assert len(asked(c, events.OfFailure)) == 1
-    c.wait(blame.SOON_S).end("4", ok=False)
+    c.wait(blame.SECOND_QUESTION_AFTER_S).end("4", ok=False)
     assert asked(c, events.OfFailure) == []
-    c.wait(blame.AGAIN_S).end("5", ok=False)
+    c.wait(blame.QUESTION_INTERVAL_S).end("5", ok=False)
     assert len(asked(c, events.OfFailure)) == 1
 
 
@@ -178,10 +178,10 @@ def test_explain_shows_a_certain_verdict_for_its_call_and_pilot(cluster: Make) -
     c = cluster(pilots=1).call("1").ready()
     about = failed(c, "1").about
     judge(c, about, msgspec.structs.replace(DISK, sure=0.49))
-    assert "sure" not in c.story(show_call(c.ids["1"])) + c.story("p1")
+    assert "sure" not in c.story(format_call_id(c.ids["1"])) + c.story("p1")
     judge(c, about)
     why = "infrastructure (disk), 92% sure: a disk or file server failed"
-    subject = show_call(c.ids["1"])
+    subject = format_call_id(c.ids["1"])
     assert f"why it failed: {why}" in c.story(subject)
     assert f"why {subject} failed: {why}" in c.story("p1")
 
@@ -193,7 +193,7 @@ def cluster_with_failing_pilot(cluster: Make, *, pilots: int = 3) -> tuple[Clust
     judge(c, failed(c, "1").about)
     assert not c.pilot(bad).devices["cpu:0"].fault
     again = c.held(bad)[0]
-    c.wait(blame.AGAIN_S)
+    c.wait(blame.QUESTION_INTERVAL_S)
     judge(c, failed(c, again).about)
     return c, bad
 
@@ -257,7 +257,7 @@ def test_calls_that_fail_on_every_pilot_quarantine_no_pilot(cluster: Make) -> No
     c = cluster(pilots=3).calls(9).ready()
     for name in ("1", "2", "3"):
         judge(c, failed(c, name).about)
-    c.wait(blame.AGAIN_S)
+    c.wait(blame.QUESTION_INTERVAL_S)
     for pilot in ("p1", "p2", "p3"):
         judge(c, failed(c, c.held(pilot)[0]).about)
     assert not any(device.fault for pilot in c.core.state.pilots.values() for device in pilot.devices.values())
@@ -272,7 +272,7 @@ def test_user_errors_and_uncertain_verdicts_quarantine_nothing(cluster: Make) ->
     ):
         for _ in range(3):
             judge(c, failed(c, c.held(bad)[0]).about, verdict)
-            c.wait(blame.AGAIN_S)
+            c.wait(blame.QUESTION_INTERVAL_S)
     assert not c.pilot(bad).devices["cpu:0"].fault
 
 
@@ -280,7 +280,7 @@ def test_only_the_lost_gpu_is_quarantined(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).calls(6).ready()
     library = c.holders("1")[0]
     judge(c, failed(c, "1").about, GPU)
-    c.wait(blame.AGAIN_S)
+    c.wait(blame.QUESTION_INTERVAL_S)
     judge(c, failed(c, next(c.names[id] for id in library.held)).about, GPU)
     faults = {device.id: bool(device.fault) for device in c.pilot().devices.values()}
     assert faults == {device.id: device in library.devices for device in c.pilot().devices.values()}
@@ -296,31 +296,31 @@ def printing_pilot(cluster: Make) -> Cluster:
 def test_silent_long_running_call_is_sent_to_the_advisor(cluster: Make) -> None:
     c = printing_pilot(cluster)
     library = c.library()
-    c.wait(2 * blame.EVERY_S + 1)
+    c.wait(2 * blame.OUTPUT_QUESTION_INTERVAL_S + 1)
     question = asked(c, events.OfPace)[0]
     assert question.about == events.OfPace(library.id, c.ids["1"])
     assert question.log == f"/logs/p1/lib-{library.id}.log"
     c.forget().event(events.AdviceArrived(question.about, events.PaceAdvice(90.0, 200.0, "step", 3.0, 36.0)))
     told = c.hears("ana", to_client.ProgressReports)
     assert told.reports == [CallProgress(c.ids["1"], 90.0, 200.0)]
-    assert "90 of 200 done" in c.story(show_call(c.ids["1"]))
+    assert "90 of 200 done" in c.story(format_call_id(c.ids["1"]))
     c.end("1")
-    assert c.core.state.printed == {}
+    assert c.core.state.printed_progress == {}
 
 
 def test_call_that_reports_progress_is_not_sent_to_the_advisor(cluster: Make) -> None:
     c = printing_pilot(cluster)
-    c.progress("1", 1.0, 2.0).wait(5 * blame.EVERY_S)
+    c.progress("1", 1.0, 2.0).wait(5 * blame.OUTPUT_QUESTION_INTERVAL_S)
     assert asked(c, events.OfPace) == []
 
 
 def test_advisor_question_skips_the_output_of_the_previous_call(cluster: Make) -> None:
     c = printing_pilot(cluster)
     library = c.library()
-    c.end("1", printed=Printed("/logs/p1/lib-1.log", 10, 400)).call("2").wait(3 * blame.EVERY_S)
+    c.end("1", printed=OutputRange("/logs/p1/lib-1.log", 10, 400)).call("2").wait(3 * blame.OUTPUT_QUESTION_INTERVAL_S)
     question = asked(c, events.OfPace)[0]
     assert (question.about, question.start) == (events.OfPace(library.id, c.ids["2"]), 400)
-    c.tell("ana", say.AskStory(show_call(c.ids["2"])), numbered=False)
+    c.tell("ana", say.AskStory(format_call_id(c.ids["2"])), numbered=False)
     assert c.hears("ana", to_client.Story).runs_from == 400
 
 
@@ -328,13 +328,13 @@ def test_progress_advice_with_impossible_numbers_is_ignored(cluster: Make) -> No
     c = printing_pilot(cluster)
     for done, total in ((float("nan"), 200.0), (1.0, float("inf")), (0.0, 0.0)):
         c.event(events.AdviceArrived(events.OfPace(c.library().id, c.ids["1"]), events.PaceAdvice(done, total, "step")))
-    assert c.core.state.printed == {}
+    assert c.core.state.printed_progress == {}
 
 
 def test_advisor_timer_runs_only_while_calls_with_logs_run(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
-    assert blame.PRINTING_TIMER not in c.core.state.timers, "its pilot has no logs"
+    assert blame.OUTPUT_TIMER not in c.core.state.timers, "its pilot has no logs"
     c = printing_pilot(cluster)
-    assert blame.PRINTING_TIMER in c.core.state.timers
-    c.end("1").wait(2 * blame.EVERY_S)
-    assert blame.PRINTING_TIMER not in c.core.state.timers
+    assert blame.OUTPUT_TIMER in c.core.state.timers
+    c.end("1").wait(2 * blame.OUTPUT_QUESTION_INTERVAL_S)
+    assert blame.OUTPUT_TIMER not in c.core.state.timers

@@ -9,12 +9,12 @@ from stoker.manager.core.events import ClientGone, FactoryTrouble, SessionDefine
 from stoker.manager.core.nouns import PilotState
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
-from stoker.protocol.blocks import BlockPhase, LossReason, Rule, Source
+from stoker.protocol.blocks import BlockPhase, LossReason, ProvisioningRule, Source
 from stoker.protocol.ids import ClientId
 from stoker.protocol.show_status import describe_blocks_without_pilot
 
-OPEN = Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
-FIXED = Source("mine", Rule.FIXED, first=2, most=2)
+OPEN = Source("backfill", ProvisioningRule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
+FIXED = Source("mine", ProvisioningRule.FIXED, first=2, most=2)
 
 
 def test_orders_are_sent_to_the_latest_factory(cluster: Make) -> None:
@@ -74,7 +74,7 @@ def test_disconnected_pilot_of_an_ended_block_is_lost_at_once(cluster: Make) -> 
 
 
 def test_released_block_is_cancelled_when_its_last_pilot_leaves(cluster: Make) -> None:
-    c = cluster().sources(Source("mine", Rule.DEMAND, first=1, most=1, nodes=2, idle_s=10.0))
+    c = cluster().sources(Source("mine", ProvisioningRule.DEMAND, first=1, most=1, nodes=2, idle_s=10.0))
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", "p2", block="b1").forget()
     c.wait(11.0)
     assert "nothing to do for 10 s" in c.hears("p1", to_pilot.Exit).reason
@@ -118,7 +118,9 @@ def test_missing_factory_is_reported_to_waiting_calls(cluster: Make) -> None:
 # ---- the policy
 def test_calls_wait_for_the_remaining_pilots_of_a_block(cluster: Make) -> None:
     """After the first pilot of a block joined, calls wait for its other pilots instead of a second block."""
-    c = cluster().sources(Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, nodes=4, slots=1, idle_s=100.0))
+    c = cluster().sources(
+        Source("backfill", ProvisioningRule.OPPORTUNISTIC, first=0, most=4, nodes=4, slots=1, idle_s=100.0)
+    )
     c.calls(4)
     assert c.asked() == ["b1"]
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=devices(1)).ready()
@@ -178,9 +180,9 @@ def test_lease_in_the_journal_sets_the_grace_time_of_a_block(cluster: Make) -> N
 def test_requeued_job_gets_its_grace_time(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1")
     c.join("p2", block="b2").forget().lose("p1").block("b1", phase=BlockPhase.PENDING, reason="BeginTime").wait(100.0)
-    assert list(c.core.state.sources["mine"].coming) == ["b1"]
+    assert list(c.core.state.sources["mine"].coming_blocks) == ["b1"]
     c.block("b1", phase=BlockPhase.RUNNING).wait(100.0)
-    assert list(c.core.state.sources["mine"].coming) == ["b1"], "its new pilot may still come"
+    assert list(c.core.state.sources["mine"].coming_blocks) == ["b1"], "its new pilot may still come"
     assert c.asked() == []
 
 
@@ -191,7 +193,7 @@ def test_job_counts_as_running_once_its_pilot_joins(cluster: Make) -> None:
 
 
 def test_demand_submits_enough_blocks_for_finish_within(cluster: Make) -> None:
-    rule = Source("lab", Rule.DEMAND, first=0, most=10, finish_within_s=60.0)
+    rule = Source("lab", ProvisioningRule.DEMAND, first=0, most=10, finish_within_s=60.0)
     c = cluster(pilots=1).sources(rule)
     c.call("w").hot(run_s=6.0)
     c.calls(51)
@@ -199,7 +201,7 @@ def test_demand_submits_enough_blocks_for_finish_within(cluster: Make) -> None:
 
 
 def test_idle_pilot_without_libraries_is_released_first(cluster: Make) -> None:
-    c = cluster().sources(Source("lab", Rule.OPPORTUNISTIC, first=2, least=1, most=2, idle_s=50.0))
+    c = cluster().sources(Source("lab", ProvisioningRule.OPPORTUNISTIC, first=2, least=1, most=2, idle_s=50.0))
     c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2")
     c.call("c1").ready().end("c1").forget().wait(60.0)
     [holder] = c.lives_on()
@@ -211,17 +213,19 @@ def test_idle_pilot_without_libraries_is_released_first(cluster: Make) -> None:
 
 def test_walltime_too_short_for_a_load_fails_with_the_numbers(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("c1", context="a").hot(context="a", load_s=100.0)
-    c.end("c1", run_s=20.0).lose("p1").sources(Source("short", Rule.OPPORTUNISTIC, first=0, most=2, walltime_s=60.0))
+    c.end("c1", run_s=20.0).lose("p1").sources(
+        Source("short", ProvisioningRule.OPPORTUNISTIC, first=0, most=2, walltime_s=60.0)
+    )
     c.call("c2", context="a")
     assert "takes 1 min 40 s to load and its calls 20 s, longer than a pilot may run" in c.failure("c2").message
     assert c.asked() == []
-    long = Source("long", Rule.OPPORTUNISTIC, first=0, most=8, walltime_s=6000.0)
+    long = Source("long", ProvisioningRule.OPPORTUNISTIC, first=0, most=8, walltime_s=6000.0)
     c.sources(long).call("c3", context="a")
     assert [block.source.source.name for block in c.core.state.blocks.values()] == ["long"]
 
 
 def test_call_fails_after_two_walltimes_end_during_its_load(cluster: Make) -> None:
-    short = Source("short", Rule.OPPORTUNISTIC, first=0, most=2, walltime_s=60.0, keep_pending=1)
+    short = Source("short", ProvisioningRule.OPPORTUNISTIC, first=0, most=2, walltime_s=60.0, keep_pending=1)
     c = cluster().define(recipe("a")).sources(short).call("c1", context="a")
     asked = 0
     while not c.ended and asked < 10:
@@ -244,7 +248,7 @@ def test_call_fails_after_two_walltimes_end_during_its_load(cluster: Make) -> No
 
 
 def test_next_source_is_used_while_blocks_wait_long(cluster: Make) -> None:
-    first, second = (Source(name, Rule.OPPORTUNISTIC, first=0, most=8) for name in ("first", "second"))
+    first, second = (Source(name, ProvisioningRule.OPPORTUNISTIC, first=0, most=8) for name in ("first", "second"))
     c = cluster().sources(first, second).call("c1")
     assert c.asked() == ["b1"]
     c.block("b1", phase=BlockPhase.PENDING, reason="PartitionDown").wait(25.0)
@@ -257,7 +261,7 @@ def test_next_source_is_used_while_blocks_wait_long(cluster: Make) -> None:
 
 
 def test_another_source_is_used_if_blocks_cannot_fit_a_context(cluster: Make) -> None:
-    sources = [Source(name, Rule.OPPORTUNISTIC, first=0, most=8) for name in ("small", "large")]
+    sources = [Source(name, ProvisioningRule.OPPORTUNISTIC, first=0, most=8) for name in ("small", "large")]
     c = cluster().sources(*sources).define(recipe("huge", device_memory_bytes=64 * 10**9)).calls(1)
     assert c.asked() == ["b1"]
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=devices(1, memory="8 GB")).ready()
@@ -304,13 +308,13 @@ def cancelled(c: Cluster) -> list[str]:
     return [id for message in mail if isinstance(message, to_client.CancelBlocks) for id in message.blocks]
 
 
-@pytest.mark.parametrize("rule", [Rule.OPPORTUNISTIC, Rule.DEMAND])
+@pytest.mark.parametrize("rule", [ProvisioningRule.OPPORTUNISTIC, ProvisioningRule.DEMAND])
 @pytest.mark.parametrize("least", [0, 1, 2])
-def test_queued_blocks_are_cancelled_when_no_call_needs_them(cluster: Make, rule: Rule, least: int) -> None:
+def test_queued_blocks_are_cancelled_when_no_call_needs_them(cluster: Make, rule: ProvisioningRule, least: int) -> None:
     source = Source("lab", rule, first=0, least=least, most=3, keep_pending=2, idle_s=600.0, finish_within_s=1.0)
     c = cluster().sources(source).call("runs", "w1", "w2")
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=devices(1)).ready()
-    assert list(c.core.state.sources["lab"].coming) == ["b2", "b3"]
+    assert list(c.core.state.sources["lab"].coming_blocks) == ["b2", "b3"]
     c.block("b2", "b3", phase=BlockPhase.PENDING, reason="Priority").wait(300.0)
     assert cancelled(c) == [], "calls still wait"
     c.tell("ana", say.Cancel([c.ids["w1"], c.ids["w2"]])).wait(15.0)
@@ -337,7 +341,7 @@ def test_two_held_jobs_in_a_row_with_one_cause_stop_the_source(cluster: Make) ->
     c.lose("p1").block("b1", **HOLD, holds=1).block("b1", **HOLD, holds=1)
     assert c.status().trouble == {"backfill": f"a job was held: over 3072 megabytes; {HOLD['advice']}"}
     c.block("b2", phase=BlockPhase.RUNNING).join("p2", block="b2")
-    assert c.core.state.sources["backfill"].stopped == ""
+    assert c.core.state.sources["backfill"].stop_reason == ""
     c.forget().lose("p2").block("b2", **HOLD, holds=1)
     assert c.asked() == []
     assert "b1" in cancelled(c)
@@ -366,7 +370,7 @@ def test_block_that_is_held_and_released_stops_its_source(cluster: Make, seen: b
     if seen:
         c.block("b1", **HOLD, holds=1)
     c.block("b1", phase=BlockPhase.RUNNING, holds=1, **again).join("p2", block="b1")
-    assert c.core.state.sources["backfill"].stopped == ""
+    assert c.core.state.sources["backfill"].stop_reason == ""
     c.forget()
     if seen:
         c.block("b1", **HOLD, holds=2)
@@ -375,7 +379,7 @@ def test_block_that_is_held_and_released_stops_its_source(cluster: Make, seen: b
     else:
         c.block("b1", phase=BlockPhase.RUNNING, holds=2, **again)
         assert HOLD["advice"] in c.status().trouble["backfill"]
-        assert c.core.state.blocks["b1"].leaving == "its source is stopped"
+        assert c.core.state.blocks["b1"].release_reason == "its source is stopped"
 
 
 def test_held_jobs_not_in_a_row_or_with_other_causes_stop_no_source(cluster: Make) -> None:
@@ -384,7 +388,7 @@ def test_held_jobs_not_in_a_row_or_with_other_causes_stop_no_source(cluster: Mak
         c.block(f"b{n}", phase=BlockPhase.RUNNING).join(f"p{n}", block=f"b{n}").lose(f"p{n}")
         how = {"cause": cause, "holds": 1, "reason": "held: why"} if cause else {"reason": "preempted"}
         c.block(f"b{n}", phase=BlockPhase.ENDED, **how)
-    assert c.core.state.sources["backfill"].stopped == ""
+    assert c.core.state.sources["backfill"].stop_reason == ""
 
 
 def test_suspended_job_is_not_reported_as_without_pilot(cluster: Make) -> None:
@@ -395,7 +399,7 @@ def test_suspended_job_is_not_reported_as_without_pilot(cluster: Make) -> None:
 
 
 def test_blocks_of_a_source_with_rule_once_are_not_replaced(cluster: Make) -> None:
-    once = Source("lab", Rule.ONCE, first=2, most=4)
+    once = Source("lab", ProvisioningRule.ONCE, first=2, most=4)
     c = cluster().sources(once)
     assert list(c.core.state.blocks) == ["b1", "b2"]
     c.block("b1", phase=BlockPhase.REFUSED, reason="Invalid account")

@@ -81,13 +81,13 @@ def test_failed_calls_are_grouped_by_function_exception_and_line(cluster: Make) 
 
 
 def test_failures_of_too_many_kinds_are_counted_together(cluster: Make) -> None:
-    count = ending.MOST + 3
+    count = ending.MAX_FAILURE_GROUPS + 3
     c = cluster(pilots=1).calls(count).ready()
     for n in range(1, count + 1):
         fail(c, str(n), f"Error{n}: it failed")
     c.forget()
     found = ask(c)
-    assert len(found.groups) == ending.MOST + 1
+    assert len(found.groups) == ending.MAX_FAILURE_GROUPS + 1
     assert (found.groups[0].error, found.groups[0].count) == ("other failures", 3)
     assert sum(group.count for group in found.groups) == found.failed == count
     state = copy.deepcopy(c.core.state)  # a failure that was counted wrongly is removed from its group
@@ -100,11 +100,11 @@ def test_failures_of_too_many_kinds_are_counted_together(cluster: Make) -> None:
 
 def test_status_names_the_slowest_ended_calls(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").ready().end("x", run_s=0.5)
-    for number in range(ending.MOST_SLOW + 5):
+    for number in range(ending.MAX_SLOW_CALLS + 5):
         c.call(f"n{number}").end(*[c.names[id] for id in c.core.state.calls], run_s=1.0 + number % 7)
     c.wait(3)
     slowest = c.status().slowest
-    assert len(slowest) == ending.MOST_SLOW
+    assert len(slowest) == ending.MAX_SLOW_CALLS
     assert [run.run_s for run in slowest] == sorted((run.run_s for run in slowest), reverse=True)
     first = slowest[0]
     assert (first.run_s, first.function, first.context, first.pilot) == (7.0, "f", "bare", "p1")
@@ -118,6 +118,6 @@ def test_status_of_a_large_session_is_small() -> None:
     for number, library in enumerate(list(c.core.state.libraries.values())):
         name = c.names[next(iter(library.held))]
         c.end(name, ok=False, raised=f"ValueError: no\n  at prog.py:{number} in f")
-    status = report.session_status(c.core.state)
+    status = report.build_session_status(c.core.state)
     assert (len(status.failure_groups), len(status.longest)) == (20, 10)
     assert len(wire.encode([status])) < 500_000

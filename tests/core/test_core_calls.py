@@ -97,7 +97,7 @@ def test_idle_library_takes_half_the_backlog_of_another_library(cluster: Make) -
     newest = [c.names[id] for id in full.held][-back.count :]
     c.give_back(*newest)
     assert [c.names[id] for id in other.held][:2] == newest[:2]
-    assert not full.taking
+    assert not full.calls_requested_back
 
 
 def test_library_is_replaced_after_its_calls_per_library_limit(cluster: Make) -> None:

@@ -6,9 +6,9 @@ from core.builders import Cluster, Make, recipe
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core import ending
-from stoker.manager.core.clients import KEPT_S, MOST_KEPT_BYTES, SETTLE_S
+from stoker.manager.core.clients import KEEP_RESULTS_S, MAX_KEPT_BYTES, SIZE_CHECK_AFTER_S
 from stoker.manager.core.events import ClientGone, DiscardObject, FromClient, SessionKept
-from stoker.manager.sim.validate import validate
+from stoker.manager.sim.validate import check_state
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec, FailureKind
@@ -144,7 +144,7 @@ def back(c: Cluster) -> str:
 
 
 def test_results_of_a_long_absent_program_are_dropped_and_reported(cluster: Make) -> None:
-    c = left(cluster, b"a", FILE).wait(KEPT_S + 10)
+    c = left(cluster, b"a", FILE).wait(KEEP_RESULTS_S + 10)
     assert "ana" not in c.core.state.clients
     assert [each.path for each in c.commands(DiscardObject)] == [FILE.source]
     assert "its 2 results were dropped after 1 day" in back(c).replace("24 h", "1 day")
@@ -152,15 +152,15 @@ def test_results_of_a_long_absent_program_are_dropped_and_reported(cluster: Make
 
 
 def test_results_kept_for_an_absent_program_have_a_byte_limit(cluster: Make) -> None:
-    c = left(cluster, bytes(MOST_KEPT_BYTES + 1)).wait(SETTLE_S + 1)
+    c = left(cluster, bytes(MAX_KEPT_BYTES + 1)).wait(SIZE_CHECK_AFTER_S + 1)
     assert "because they were" in back(c)
 
 
-@pytest.mark.parametrize("returns_after_s", [1.0, SETTLE_S + 1])
+@pytest.mark.parametrize("returns_after_s", [1.0, SIZE_CHECK_AFTER_S + 1])
 def test_program_that_reconnected_keeps_its_results(cluster: Make, returns_after_s: float) -> None:
     c = left(cluster, b"a").wait(returns_after_s)
     assert not back(c)
-    c.wait(2 * KEPT_S)
+    c.wait(2 * KEEP_RESULTS_S)
     assert len(c.core.state.clients["ana"].unacked) == 1
 
 
@@ -179,11 +179,11 @@ def test_data_used_only_by_a_program_gone_for_a_day_is_forgotten(cluster: Make) 
         )
         c.client(name).tell(name, *messages, say.DefineFunction(f"h{day}", "h", bytes(1000)))
         c.call(f"call{day}", context=f"own{day}", function=f"h{day}", client=name).ready().end(f"call{day}")
-        c.report(pilot, say.ObjectsHere((say.ObjectArrival(f"object{day}", 5),)))
+        c.report(pilot, say.ObjectsCached((say.ObjectArrival(f"object{day}", 5),)))
         c.tell(name, say.Received(1)).event(ClientGone(ClientId(name))).lose(pilot).join(f"p{day + 2}").wait(
-            KEPT_S + 10
+            KEEP_RESULTS_S + 10
         )
-        validate(state)
+        check_state(state)
     assert set(state.functions) >= {"f", "g"}
     assert "shared" in state.contexts
     clients = state.clients, state.clients_by_number
@@ -193,16 +193,16 @@ def test_data_used_only_by_a_program_gone_for_a_day_is_forgotten(cluster: Make) 
 
 
 def test_forgotten_program_is_told_to_start_again(cluster: Make) -> None:
-    c = left(cluster).wait(KEPT_S + 10)
+    c = left(cluster).wait(KEEP_RESULTS_S + 10)
     assert "start the program again" in back(c)
 
 
 def test_context_used_by_a_library_is_kept_until_the_library_ends(cluster: Make) -> None:
     c = cluster(pilots=1).event(SessionKept()).client("bob").define(recipe("a")).call("1", context="a").ready().end("1")
-    c.tell("ana", say.Received(1)).event(ClientGone(ClientId("ana"))).wait(KEPT_S + 10)
+    c.tell("ana", say.Received(1)).event(ClientGone(ClientId("ana"))).wait(KEEP_RESULTS_S + 10)
     assert c.lives_on("a") == ["p1"]
     assert "a" in c.core.state.contexts
-    c.lose("p1").wait(2 * KEPT_S)
+    c.lose("p1").wait(2 * KEEP_RESULTS_S)
     assert "a" not in c.core.state.contexts
     c.tell("bob", say.DefineRecipe(recipe("a")))
     assert "a" in c.core.state.contexts
@@ -224,7 +224,7 @@ def test_unused_functions_are_forgotten_after_their_calls(cluster: Make) -> None
     for number in range(20):
         steps(c, number)
         c.ready().end(f"{number}")
-        validate(state)
+        check_state(state)
         assert set(state.functions) - before <= {f"f{number - 1}", f"f{number}"}
     assert len(state.groups) <= 2
     assert len(state.costs) <= 2

@@ -11,7 +11,7 @@ from stoker.manager.core import retries
 from stoker.manager.core.nouns import CallState
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.protocol.ids import show_call
+from stoker.protocol.ids import format_call_id
 
 EIO = "a disk or file server failed (EIO): OSError: [Errno 5] Input/output error"
 
@@ -39,13 +39,17 @@ def test_call_failed_by_its_pilot_runs_elsewhere_without_penalty(cluster: Make, 
     c.ready()
     assert c.pilot_of("1") != first
     call = c.the_call("1")
-    assert (call.remember().kills, call.runs_alone, c.core.state.trials[call.id].counted) == (0, False, [])
+    assert (
+        call.get_or_create_history().library_deaths,
+        call.must_run_alone,
+        c.core.state.setbacks[call.id].counted_losses,
+    ) == (0, False, [])
     assert c.core.state.rerun_calls == 1
-    assert f"runs again, for 15 s not on {first}" in c.story(show_call(call.id))
+    assert f"runs again, for 15 s not on {first}" in c.story(format_call_id(call.id))
     c.end("1")
     assert c.ended["1"].ok
     assert c.core.state.failures == 0
-    assert c.core.state.trials == {}
+    assert c.core.state.setbacks == {}
 
 
 def test_call_without_memory_on_every_pilot_fails_with_that_reason(cluster: Make) -> None:
@@ -55,14 +59,14 @@ def test_call_without_memory_on_every_pilot_fails_with_that_reason(cluster: Make
         met.append(crowded_out(c, "1"))
         c.wait(60).ready().wait(1)
     failure = c.failure("1")
-    assert max(map(met.count, met)) == retries.MOST_THERE
+    assert max(map(met.count, met)) == retries.MAX_FAULTS_ON_ONE_PILOT
     assert (failure.kind, failure.message.count("no memory left")) == (FailureKind.INFRASTRUCTURE, len(met))
 
 
 def test_only_pilot_gets_a_failed_call_again_after_a_pause(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     fault(c, "1")
-    subject = show_call(c.the_call("1").id)
+    subject = format_call_id(c.the_call("1").id)
     told = c.story(subject)
     assert f"lib-1 (cpu:0 of p1) failed it: {EIO}" in told
     assert "runs again, for 15 s not on p1" in told
@@ -104,13 +108,13 @@ def test_call_fails_after_three_pilots_with_the_evidence(cluster: Make) -> None:
 
 def test_call_fails_after_three_tries_on_the_only_pilot(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
-    for _ in range(retries.MOST_THERE):
+    for _ in range(retries.MAX_FAULTS_ON_ONE_PILOT):
         assert "1" not in c.ended
         fault(c, "1")
         c.wait(60)
     assert c.ended["1"].failure is not None
     assert "3 times, on 1 pilot:" in c.ended["1"].failure.message
-    assert c.core.state.trials == {}
+    assert c.core.state.setbacks == {}
 
 
 def test_second_fault_pauses_the_call_on_every_pilot(cluster: Make) -> None:
@@ -118,7 +122,7 @@ def test_second_fault_pauses_the_call_on_every_pilot(cluster: Make) -> None:
     fault(c, "1")
     fault(c, "1")
     assert c.the_call("1").state is CallState.WAITING, "one pilot has not had it, and waits too"
-    assert "runs again in 10 s" in c.story(show_call(c.the_call("1").id))
+    assert "runs again in 10 s" in c.story(format_call_id(c.the_call("1").id))
     c.wait(11)
     assert c.the_call("1").state is CallState.HELD
 
@@ -129,7 +133,7 @@ def test_only_the_device_that_failed_a_call_is_avoided(cluster: Make) -> None:
     fault(c, "1", device=sick.devices[0].id, text="the device met a memory error that it cannot correct")
     (well,) = c.holders("1")
     assert well.devices != sick.devices
-    assert f"for 15 s not on {sick.devices[0].id} of p1" in c.story(show_call(c.the_call("1").id))
+    assert f"for 15 s not on {sick.devices[0].id} of p1" in c.story(format_call_id(c.the_call("1").id))
 
 
 def test_saved_checkpoint_resets_the_fault_count(cluster: Make) -> None:

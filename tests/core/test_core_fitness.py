@@ -10,7 +10,7 @@ from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.manager.core import blame, pilot_reports
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
-from stoker.protocol.blocks import BlockPhase, Rule, Source
+from stoker.protocol.blocks import BlockPhase, ProvisioningRule, Source
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import parse_bytes
@@ -84,7 +84,7 @@ def test_calls_fail_if_every_pilot_is_unfit_and_a_later_call_retries(cluster: Ma
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_calls_wait_while_a_disconnected_pilot_may_return(cluster: Make, given_up: bool) -> None:
-    c = cluster().sources(Source("mine", Rule.FIXED, first=2, most=2)).define(recipe("a"))
+    c = cluster().sources(Source("mine", ProvisioningRule.FIXED, first=2, most=2)).define(recipe("a"))
     c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2")
     c.cut("p2")
     if given_up:
@@ -133,7 +133,7 @@ def test_full_disk_that_ends_a_library_is_not_blamed_on_its_call(cluster: Make) 
     for _ in range(3):
         library = next(iter(c.context("a").libraries.values()))
         c.die(library, "1", failure=full(library.pilot.id))
-        assert c.the_call("1").remember().kills == 0
+        assert c.the_call("1").get_or_create_history().library_deaths == 0
         blame.mark_pilot_fit(c.pilot("p1"), "a")
         blame.mark_pilot_fit(c.pilot("p2"), "a")
         c.wait(2).ready()
@@ -180,7 +180,7 @@ def test_calls_wait_if_idle_libraries_would_free_too_little_cache(cluster: Make)
     c.call("long", context="a").ready().call("b1", context="b")
     for _ in range(30):
         in_use(c, "b", lacks="6 GB")
-        c.wait(pilot_reports.BUSY_S + 0.1)
+        c.wait(pilot_reports.RETRY_WHILE_FILES_USED_S + 0.1)
     assert states(c, "a", "z") == ["ready", "ready"]
     assert "b1" not in c.ended
     assert len(c.core.state.pilots["p1"].notes) < 10
@@ -188,7 +188,7 @@ def test_calls_wait_if_idle_libraries_would_free_too_little_cache(cluster: Make)
     in_use(c, "b", lacks="6 GB")
     assert states(c, "a", "z") == ["stopping", "ready"]
     ended(c, "a")
-    c.wait(pilot_reports.ENDING_S + 0.1).ready().end("b1")
+    c.wait(pilot_reports.FILES_FREED_AFTER_S + 0.1).ready().end("b1")
     assert c.ended["b1"].ok
 
 

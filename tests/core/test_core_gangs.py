@@ -7,13 +7,13 @@ from core.builders import cluster as make_cluster
 from stoker.manager.core import gangs
 from stoker.manager.core.events import ContextAdvice, RecordPace
 from stoker.manager.core.nouns import CallState, Gang
-from stoker.manager.core.per_context import Paces, work_of
+from stoker.manager.core.per_context import Paces, amount_of_work
 from stoker.manager.core.seams import Forecast, PolicyError
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import Source
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Features, GangPlace, Objective
-from stoker.protocol.ids import show_call
+from stoker.protocol.ids import format_call_id
 
 ALONE = Failure(FailureKind.GANG, "connection reset by peer")
 
@@ -78,7 +78,7 @@ def test_rank_that_loses_its_connection_does_not_fail_the_gang(three: Cluster) -
     assert isinstance(call.holder, Gang)
     assert len(call.holder.members) >= 2
     assert call.spec.progress == b"five done"
-    assert "lost its connection to the other ranks: connection reset by peer" in three.story(show_call(call.id))
+    assert "lost its connection to the other ranks: connection reset by peer" in three.story(format_call_id(call.id))
 
 
 @pytest.mark.parametrize("others_notice_first", [False, True])
@@ -100,11 +100,11 @@ def test_gang_that_repeatedly_runs_out_of_node_memory_fails(three: Cluster, othe
         three.report(last.pilot.id, gone)
         three.let_go()
     failure = three.failure("g")
-    assert runs == gangs.MOST_BREAKS
+    assert runs == gangs.MAX_BROKEN_RUNS
     said = "connection reset by peer" if others_notice_first else "no memory left"  # the failure that was reported last
     assert said in failure.message
     assert failure.message.startswith("its ranks failed or lost their connection 10 times")
-    assert not three.core.state.breaks
+    assert not three.core.state.broken_run_counts
 
 
 def test_gang_whose_ranks_repeatedly_lose_each_other_fails(three: Cluster) -> None:
@@ -118,15 +118,15 @@ def test_gang_whose_ranks_repeatedly_lose_each_other_fails(three: Cluster) -> No
     failure = three.failure("g")
     assert failure.kind is FailureKind.GANG
     assert failure.message.startswith("its ranks failed or lost their connection 10 times")
-    assert not three.core.state.breaks
+    assert not three.core.state.broken_run_counts
 
 
 def test_connection_loss_caused_by_a_lost_pilot_is_not_counted(three: Cluster) -> None:
     order = ranks(three)
     lost(three, order[0])
-    assert three.core.state.breaks == {three.ids["g"]: 1}
+    assert three.core.state.broken_run_counts == {three.ids["g"]: 1}
     three.lose(order[1])
-    assert three.core.state.breaks == {}
+    assert three.core.state.broken_run_counts == {}
 
 
 @pytest.mark.parametrize("noticed", [True, False])
@@ -151,7 +151,7 @@ def test_ranks_that_die_together_count_as_one_death(cluster: Make) -> None:
     c.let_go()
     for member in c.holders("g"):
         c.report("p1", say.LibraryGone(member.id, DIED, running=(c.ids["g"],)))
-    assert c.the_call("g").remember().kills == 1
+    assert c.the_call("g").get_or_create_history().library_deaths == 1
 
 
 def test_evicted_gang_resumes_from_its_checkpoint(three: Cluster) -> None:
@@ -176,36 +176,40 @@ def test_pace_of_a_gang_is_learned_from_reports_of_rank_0(three: Cluster) -> Non
 @pytest.mark.parametrize(("done", "state"), [(0.0, b""), (40.0, b"forty done")])
 def test_call_is_timed_from_its_first_progress_report(three: Cluster, done: float, state: bytes) -> None:
     three.wait(60.0).progress("g", done, 100.0, state=state).wait(4.0).progress("g", done + 10.0, 100.0)
-    assert three.context().paces.bound_s(3, 100) == pytest.approx(40.0 + three.context().paces.meet_s)
+    assert three.context().paces.max_seconds(3, 100) == pytest.approx(40.0 + three.context().paces.meet_s)
 
 
 def test_measured_gang_size_is_not_extrapolated_from_other_sizes() -> None:
     paces = Paces()
-    paces.tell({1: 1.0, 4: 0.5}, meet_s=1.5)
-    assert paces.bound_s(4, 10) == 5.0 + 1.5
-    assert paces.bound_s(3, 10) == pytest.approx(5.0 * (0.05 + 0.95 / 3) / (0.05 + 0.95 / 4) + 1.5)
+    paces.use_advised_paces({1: 1.0, 4: 0.5}, meet_s=1.5)
+    assert paces.max_seconds(4, 10) == 5.0 + 1.5
+    assert paces.max_seconds(3, 10) == pytest.approx(5.0 * (0.05 + 0.95 / 3) / (0.05 + 0.95 / 4) + 1.5)
 
 
 def test_share_of_items_done_is_learned_per_kind_of_call() -> None:
     paces, plain, searched = Paces(), Features(items=100), Features(items=200, shared_s=5.0)
     for done in (20.0, 60.0, 30.0, 30.0, 30.0, 30.0, 30.0):
-        paces.end(plain, done)
-    assert paces.share_left(plain) == 1.0, "too few have ended to tell"
-    paces.end(plain, 30.0)
-    assert paces.share_left(plain) == 0.6
-    assert paces.share_left(plain, 0.5) == pytest.approx(0.1)
-    assert paces.share_left(plain, 0.7) == pytest.approx(0.3), "it has done more than any before: it may do all"
-    assert paces.share_left(plain, 0.5, learn=False) == 0.5
-    assert paces.share_left(searched) == 1.0, "none that looked for a good start has ended"
-    assert paces.share_left(Features(items=100, kind="all")) == 1.0, "they are told apart"
-    assert paces.share_left(None) == 1.0
+        paces.record_processed_share(plain, done)
+    assert paces.max_share_left(plain) == 1.0, "too few have ended to tell"
+    paces.record_processed_share(plain, 30.0)
+    assert paces.max_share_left(plain) == 0.6
+    assert paces.max_share_left(plain, 0.5) == pytest.approx(0.1)
+    assert paces.max_share_left(plain, 0.7) == pytest.approx(0.3), "it has done more than any before: it may do all"
+    assert paces.max_share_left(plain, 0.5, uses_ended_calls=False) == 0.5
+    assert paces.max_share_left(searched) == 1.0, "none that looked for a good start has ended"
+    assert paces.max_share_left(Features(items=100, kind="all")) == 1.0, "they are told apart"
+    assert paces.max_share_left(None) == 1.0
     for _ in range(64):
-        paces.end(plain, 10.0)
-    assert paces.share_left(plain) == 0.1, "the one that did 60 was long ago"
+        paces.record_processed_share(plain, 10.0)
+    assert paces.max_share_left(plain) == 0.1, "the one that did 60 was long ago"
 
 
 def test_work_of_a_call_is_its_items_times_tokens_per_item() -> None:
-    assert (work_of(None), work_of(Features(items=5)), work_of(Features(5, 100))) == (1.0, 5.0, 500.0)
+    assert (amount_of_work(None), amount_of_work(Features(items=5)), amount_of_work(Features(5, 100))) == (
+        1.0,
+        5.0,
+        500.0,
+    )
 
 
 # ---- forecasts
@@ -214,7 +218,7 @@ def test_client_gets_another_forecast_only_if_the_forecast_changes() -> None:
     made.calls(1).forget()
     made.apply([Forecast(made.ids["1"], made.now + 1, True)], seam="dispatch")
     assert not made.core.state.forecasts, "the run time of such a call is unknown"
-    made.context().paces.tell({1: 1.0})
+    made.context().paces.use_advised_paces({1: 1.0})
 
     def say_it(ends_at: float, *, in_time: bool) -> list[to_client.Forecasts]:
         made.apply([Forecast(made.ids["1"], ends_at, in_time)], seam="dispatch")
@@ -237,8 +241,8 @@ def test_client_gets_another_forecast_only_if_the_forecast_changes() -> None:
 
 def test_lateness_below_the_tolerance_is_not_reported() -> None:
     made = make_cluster().call("c", objective=Objective(deadline_at=60.0))
-    made.context().paces.tell({1: 1.0})
-    name, heard = show_call(made.the_call("c").id), []
+    made.context().paces.use_advised_paces({1: 1.0})
+    name, heard = format_call_id(made.the_call("c").id), []
     for ends_at, in_time in ((60.09, True), (65.9, True), (67.0, False), (60.09, True)):
         made.apply([Forecast(made.ids["c"], made.now + ends_at, False)], seam="dispatch")
         made.tell("ana", say.AskStatus(), numbered=False)
@@ -251,8 +255,8 @@ def test_lateness_below_the_tolerance_is_not_reported() -> None:
 
 def test_explain_shows_when_a_call_is_expected_to_end() -> None:
     made = make_cluster().call("c", objective=Objective(deadline_at=60.0))
-    made.context().paces.tell({1: 1.0})
-    name = show_call(made.the_call("c").id)
+    made.context().paces.use_advised_paces({1: 1.0})
+    name = format_call_id(made.the_call("c").id)
     assert "is due in 1 min" in made.story(name)
     made.apply([Forecast(made.ids["c"], made.now + 50, True)], seam="dispatch")
     made.tell("ana", say.AskStatus(), numbered=False).forget()
@@ -269,8 +273,8 @@ def test_speed_of_other_sessions_is_used_until_a_speed_is_measured() -> None:
     slow, fast = ContextAdvice(paces={1: 2.0, 2: 1.2}, meet_s=0.5), ContextAdvice(paces={1: 1.0})
     made.advise("bare", {"cpu": fast, "gpu": slow})
     paces = made.context().paces
-    assert (paces.bound_s(1, 10), paces.bound_s(2, 10)) == (20.0, 12.5)
-    paces.learn(1, work=1, seconds=4.0)
+    assert (paces.max_seconds(1, 10), paces.max_seconds(2, 10)) == (20.0, 12.5)
+    paces.add_measurement(1, work=1, seconds=4.0)
     made.advise("bare", {"cpu": fast})
     assert paces.measured[1][0] == pytest.approx(3.0)
     made.calls(1).ready()
@@ -281,7 +285,7 @@ def test_speed_of_other_sessions_is_used_until_a_speed_is_measured() -> None:
 
 def test_waiting_gang_shows_how_many_devices_it_needs_and_has() -> None:
     made = make_cluster(pilots=2).calls(2).ready().end("1", "2").call("g", gang=(3, 3))
-    said = made.story(show_call(made.the_call("g").id))
+    said = made.story(format_call_id(made.the_call("g").id))
     assert "the next call needs 3 devices at once; 2 are hot" in said
 
 
@@ -327,7 +331,7 @@ def test_reserved_libraries_of_a_cancelled_gang_are_released(cluster: Make) -> N
     made = cluster(pilots=2).calls(2).ready().forget()
     made.call("gang", gang=(2, 2)).call("a").end("1")
     assert made.waiting() == ["gang", "a"]
-    said = made.story(show_call(made.ids["a"]))
+    said = made.story(format_call_id(made.ids["a"]))
     assert "the next call needs 2 devices at once; 1 of 2 hot libraries are free" in said
     made.tell("ana", say.Cancel([made.ids["gang"]]))
     assert made.waiting() == []
@@ -348,7 +352,7 @@ def test_gang_that_fits_nowhere_fails_and_names_the_possible_size(cluster: Make,
 def test_gang_waits_while_the_number_of_pilots_is_unknown(cluster: Make) -> None:
     made = cluster(pilots=1).call("gang", gang=(4, 4)).wait(100)
     assert made.ended == {}
-    made.tell("ana", say.WantPilots({"0": "running"}, (), 3)).wait(2)
+    made.tell("ana", say.ParslBlockStates({"0": "running"}, (), 3)).wait(2)
     assert made.failure("gang").kind is FailureKind.NO_DEVICE
 
 

@@ -4,7 +4,7 @@ import pytest
 from core.builders import Cluster, Make, devices, recipe
 
 from stoker.contexts.inference.adapter import EngineLoad
-from stoker.contexts.step_times import StepSample, times_of
+from stoker.contexts.step_times import StepSample, group_samples
 from stoker.manager.core import holding
 from stoker.manager.core.events import RecordSteps
 from stoker.manager.core.nouns import LibraryState
@@ -53,7 +53,7 @@ def test_call_of_an_illegal_offer_stays_in_its_queue(cluster: Make) -> None:
     c.by_hand = True
     library, call = c.library(context="a"), c.the_call("1")
     holding.remove_held_call(library, call.id)
-    holding.requeue(c.core.manager, (call,), why="for a test")
+    holding.requeue_calls(c.core.manager, (call,), why="for a test")
     with pytest.raises(PolicyError, match="wants 6000000000 more"):
         c.apply([Send(call.id, library.id, offer=True, reserve_bytes=9 * GB)], seam="dispatch")
     assert list(c.context("a").queue) == [call]
@@ -107,7 +107,7 @@ class Hand:
 
     def do(self, *actions: Resize | Unload) -> None:
         self.c.apply(actions, seam="residency")
-        self.c.core.manager.out.clear()
+        self.c.core.manager.commands.clear()
 
     def resized(self, size: float) -> None:
         self.c.report("p1", say.LibraryResized(self.lib1.id, int(size)))
@@ -139,10 +139,10 @@ def test_second_answer_to_a_resize_does_not_answer_the_next_resize(cluster: Make
     hand.c.report("p1", answer)
     hand.do(Resize(hand.lib1.id, 4 * GB))
     hand.c.report("p1", answer)
-    assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (4 * GB, [4 * GB])
+    assert (hand.lib1.promised_bytes, hand.lib1.unanswered_resizes) == (4 * GB, [4 * GB])
     # the pilot of lib1 has refused the new size
     hand.c.report("p1", say.LibraryResized(hand.lib1.id, 1 * GB, ordered_bytes=4 * GB))
-    assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (1 * GB, [])
+    assert (hand.lib1.promised_bytes, hand.lib1.unanswered_resizes) == (1 * GB, [])
 
 
 def test_crossing_resizes_never_free_memory_the_later_resize_needs(cluster: Make) -> None:
@@ -151,7 +151,7 @@ def test_crossing_resizes_never_free_memory_the_later_resize_needs(cluster: Make
     hand.resized(1 * GB)
     assert hand.lib1.promised_bytes == 2 * GB
     hand.resized(2 * GB)
-    assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (2 * GB, [])
+    assert (hand.lib1.promised_bytes, hand.lib1.unanswered_resizes) == (2 * GB, [])
 
 
 def test_unrequested_resize_answer_is_refused(cluster: Make) -> None:
@@ -172,14 +172,14 @@ def test_library_reserves_memory_on_each_of_its_devices(cluster: Make) -> None:
 def test_library_reports_its_batch_and_its_step_times(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready()
     load = EngineLoad(running=23, waiting=3, decode_steps=1240, row_steps=22816, new_tokens=824, busy_s=2.0, rows=64)
-    times = times_of([StepSample(False, 8, 64, 0.02)])
+    times = group_samples([StepSample(False, 8, 64, 0.02)])
     said = "batch: 23 of 64 rows running, 3 wait; mean 18.4 over 1,240 steps; 412 tokens/s"
     assert "batch" not in c.story("lib-1")
     assert c.status().libraries[0].batch is None
-    c.report("p1", say.LibraryBatch(1, load, times))
+    c.report("p1", say.LibraryEngineReport(1, load, times))
     assert c.story("lib-1").endswith(said)
     assert c.status().libraries[0].batch == load
     assert c.commands(RecordSteps) == [RecordSteps("a", "cpu", times)]
-    c.report("p1", say.LibraryBatch(1, EngineLoad(running=1)))
+    c.report("p1", say.LibraryEngineReport(1, EngineLoad(running=1)))
     assert c.story("lib-1").endswith("batch: 1 row running")
     assert len(c.commands(RecordSteps)) == 1

@@ -9,10 +9,10 @@ from stoker.manager.core import blocks
 from stoker.manager.core.events import RecordPilots, RecordStay, RecordWait
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
-from stoker.protocol.blocks import BlockPhase, LossReason, PilotEnd, Rule, Source
+from stoker.protocol.blocks import BlockPhase, LossReason, PilotEnd, ProvisioningRule, Source
 from stoker.protocol.ids import PilotId
 
-FIXED = Source("mine", Rule.FIXED, first=2, most=2)
+FIXED = Source("mine", ProvisioningRule.FIXED, first=2, most=2)
 SIGTERM = say.PilotLeaving("it got SIGTERM", LossReason.SIGNALLED)
 
 
@@ -26,7 +26,7 @@ def recorded(c: Cluster) -> list[tuple[PilotEnd, LossReason | None]]:
 
 def gone(c: Cluster, name: str = "p1") -> bool | None:
     pilot = c.core.state.gone_pilots[PilotId(name)]
-    return pilot.loss.explained if pilot.loss is not None and pilot.loss_settled else None
+    return pilot.loss.is_explained if pilot.loss is not None and pilot.is_loss_settled else None
 
 
 def test_preempted_pilot_that_exits_cleanly_counts_as_lost(cluster: Make) -> None:
@@ -43,14 +43,14 @@ def test_preempted_pilot_that_exits_cleanly_counts_as_lost(cluster: Make) -> Non
 def test_loss_reason_may_arrive_before_the_pilot_is_lost(cluster: Make, loss: LossReason) -> None:
     c = running(cluster).block("b1", phase=BlockPhase.PENDING, reason="queued again", loss=loss).lose("p1")
     assert c.status().losses == {loss.value: 1}
-    assert gone(c) is loss.explained
+    assert gone(c) is loss.is_explained
 
 
 def test_loss_reason_from_before_a_job_restart_is_not_reused(cluster: Make) -> None:
     c = running(cluster).block("b1", phase=BlockPhase.PENDING, loss=LossReason.PREEMPTED).lose("p1")
     c.block("b1", phase=BlockPhase.RUNNING).join("p2", block="b1").lose("p2")
     assert c.status().losses == {"preempted": 1, "unexplained": 1}
-    c.wait(blocks.SETTLE_S + 1.0)
+    c.wait(blocks.LOSS_REASON_WAIT_S + 1.0)
     assert (gone(c), gone(c, "p2")) == (True, False)
 
 
@@ -58,14 +58,16 @@ def test_loss_reason_from_before_a_job_restart_is_not_reused(cluster: Make) -> N
 def test_pilot_loss_without_a_reason_is_recorded_as_unexplained(cluster: Make, ends: bool) -> None:
     c = running(cluster).lose("p1")
     assert (gone(c), recorded(c)) == (None, [])
-    c.block("b1", phase=BlockPhase.ENDED, reason="killed by signal 9") if ends else c.wait(blocks.SETTLE_S + 1.0)
+    c.block("b1", phase=BlockPhase.ENDED, reason="killed by signal 9") if ends else c.wait(
+        blocks.LOSS_REASON_WAIT_S + 1.0
+    )
     assert (gone(c), recorded(c)) == (False, [(PilotEnd.LOST, LossReason.UNEXPLAINED)])
 
 
 def test_pilot_lost_near_the_end_of_its_walltime_is_out_of_walltime(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", ends_in_s=40.0)
     c.now += 35.0
-    c.lose("p1").wait(blocks.SETTLE_S + 1.0)
+    c.lose("p1").wait(blocks.LOSS_REASON_WAIT_S + 1.0)
     assert c.status().losses == {"out of walltime": 1}
     assert recorded(c) == [(PilotEnd.WALLTIME, LossReason.WALLTIME)]
 
@@ -74,7 +76,7 @@ def test_reconnected_pilot_does_not_count_as_lost(cluster: Make) -> None:
     c = running(cluster).lose("p1").come_back("p1")
     assert (c.status().lost_pilots, c.status().losses) == (0, {})
     assert c.status().jobs[0].pilots == ("p1",)
-    c.wait(blocks.SETTLE_S + 1.0)
+    c.wait(blocks.LOSS_REASON_WAIT_S + 1.0)
     assert recorded(c) == []
 
 
@@ -108,7 +110,7 @@ def test_end_of_a_pilot_is_recorded_with_its_reason(cluster: Make) -> None:
     c.join("timed", block="b2", ends_in_s=1000.0).wait(990.0).lose("timed")
     assert counts(c) == [1, 0, 1, 0, 1, 0]
     assert recorded(c) == [
-        (PilotEnd.LET_GO, None),
+        (PilotEnd.RELEASED, None),
         (PilotEnd.LOST, LossReason.UNEXPLAINED),
         (PilotEnd.WALLTIME, None),
     ]
@@ -117,5 +119,5 @@ def test_end_of_a_pilot_is_recorded_with_its_reason(cluster: Make) -> None:
 def test_end_of_a_session_records_the_end_of_every_pilot(cluster: Make) -> None:
     c = running(cluster).join("p2", block="b1").join("p3", block="b2").lose("p2").tell("ana", say.EndSession("done"))
     c.hears("ana", to_client.SessionOver)
-    assert recorded(c) == [(PilotEnd.LOST, LossReason.UNEXPLAINED), *[(PilotEnd.LET_GO, None)] * 2]
+    assert recorded(c) == [(PilotEnd.LOST, LossReason.UNEXPLAINED), *[(PilotEnd.RELEASED, None)] * 2]
     assert counts(c)[-1] == 0

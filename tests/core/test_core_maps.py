@@ -8,7 +8,7 @@ import pytest
 from core.builders import Cluster, Make, recipe
 
 from stoker.manager.core.events import ClientGone
-from stoker.manager.core.outlook import MOST_MAPS
+from stoker.manager.core.outlook import MAX_OPEN_MAPS
 from stoker.protocol import pace, to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.show_status import render
@@ -72,9 +72,9 @@ def test_map_report_with_impossible_numbers_is_refused(cluster: Make) -> None:
 
 
 def test_number_of_remembered_open_maps_is_bounded(cluster: Make) -> None:
-    c = cluster().tell("ana", *(report(number, total=number) for number in range(MOST_MAPS + 1)))
+    c = cluster().tell("ana", *(report(number, total=number) for number in range(MAX_OPEN_MAPS + 1)))
     totals = [each.total for each in c.status().maps]
-    assert (len(totals), totals[0]) == (MOST_MAPS, 1)
+    assert (len(totals), totals[0]) == (MAX_OPEN_MAPS, 1)
 
 
 def bursts(period_s: int, *, until: int, count: int = 8) -> pace.Counts:

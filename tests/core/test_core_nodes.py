@@ -7,7 +7,7 @@ import pytest
 from core.builders import Cluster, Make, devices
 
 from stoker.manager.core.events import ClaimProbe, NodesHeard, ProbeClaimed, RecordNode, RecordStay, SessionDefined
-from stoker.manager.core.nodes import AGAIN_S
+from stoker.manager.core.nodes import NEXT_CHECK_S
 from stoker.manager.core.nouns import PilotState
 from stoker.manager.core.seams import Quarantine
 from stoker.protocol import to_client, to_pilot
@@ -19,14 +19,21 @@ from stoker.protocol.blocks import (
     BlockPhase,
     KnownBlock,
     NodeRecord,
-    Rule,
+    ProvisioningRule,
     Source,
 )
 from stoker.protocol.ids import BlockId
 
 EVERY_S = 100.0
 GPU = Source(
-    "gpu", Rule.OPPORTUNISTIC, first=0, most=6, keep_pending=1, idle_s=1e6, exclude_nodes=2, probe_nodes_s=EVERY_S
+    "gpu",
+    ProvisioningRule.OPPORTUNISTIC,
+    first=0,
+    most=6,
+    keep_pending=1,
+    idle_s=1e6,
+    exclude_nodes=2,
+    probe_nodes_s=EVERY_S,
 )
 BAD = "cuda:0 gave a wrong matrix product, twice"
 
@@ -104,7 +111,7 @@ def test_no_more_nodes_are_excluded_than_the_site_allows(cluster: Make) -> None:
     assert [each.node for each in c.status().excluded_nodes] == ["n2", "n3"]
     said = "gpu: blocks may start on n4, although it failed: 2 nodes, the maximum, are excluded"
     assert said in c.core.state.notices
-    assert not c.core.state.blocks[BlockId("b3")].leaving  # the next block could start on n4 too
+    assert not c.core.state.blocks[BlockId("b3")].release_reason  # the next block could start on n4 too
 
 
 # ---- probes
@@ -171,7 +178,7 @@ def test_probe_without_an_answer_is_repeated(cluster: Make) -> None:
     assert (record.said, record.probes, record.probe_s) == ("no answer: out of walltime", 1, 60.0)
     assert c.core.state.sources["gpu"].failures == 0
     assert "out of walltime" not in c.status().ended_blocks
-    begin_probe(c, AGAIN_S)  # the probe is overdue, but another session may have begun one
+    begin_probe(c, NEXT_CHECK_S)  # the probe is overdue, but another session may have begun one
 
 
 def test_node_unknown_to_the_batch_system_is_forgotten(cluster: Make) -> None:
@@ -242,14 +249,14 @@ def test_exclusion_ends_if_no_other_node_is_left(cluster: Make, phase: BlockPhas
     assert again.allowed == AllowedNodes()
     joined(c, "p2", node="n2", block=again.block, faults=(BAD,))
     assert not c.status().excluded_nodes  # an excluded node would end the new block at once
-    assert not c.core.state.blocks[again.block].leaving
+    assert not c.core.state.blocks[again.block].release_reason
     c.wait(EVERY_S)
     c.report("p2", say.DeviceFault("cuda:0", "it failed again"))
     assert [each.node for each in c.status().excluded_nodes] == ["n2"]
 
 
 def test_node_exclusion_ends_when_its_device_works_again(cluster: Make) -> None:
-    once = msgspec.structs.replace(GPU, rule=Rule.ONCE, first=1, most=1)
+    once = msgspec.structs.replace(GPU, rule=ProvisioningRule.ONCE, first=1, most=1)
     c = cluster().sources(once)
     joined(c, "p1", node="n2", block="b1", faults=("",))
     c.report("p1", say.DeviceFault("cuda:0", BAD))

@@ -8,7 +8,7 @@ from core.told import BIG, LLM, SMALL, Peers
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.events import ManagerRestarted
-from stoker.manager.core.transfers import Limits
+from stoker.manager.core.transfers import TransferLimits
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
 from stoker.protocol.ids import RecipeKey
@@ -190,7 +190,7 @@ def test_object_that_no_pilot_can_read_fails_for_all(peers: Peers) -> None:
             break
         readers += 1
         peers.fail(reader, origin=True)
-    assert readers == Limits().origin_tries
+    assert readers == TransferLimits().origin_tries
     assert not peers.core.state.transfers.objects
 
 
@@ -237,7 +237,7 @@ SNAPSHOT = ObjectRef("folder-snapshot", 5 << 20, "/home/ana/snapshots/file-abc-f
 
 
 def offer(peers: Peers, name: str, ref: ObjectRef = SNAPSHOT, *, made_s: float = 16.0) -> None:
-    peers.report(name, say.SnapshotHere(RecipeKey("llm"), FORM, ref, b"digests", made_s))
+    peers.report(name, say.SnapshotWritten(RecipeKey("llm"), FORM, ref, b"digests", made_s))
 
 
 def start(peers: Peers, name: str) -> to_pilot.StartLibrary:
@@ -276,7 +276,7 @@ def test_lost_snapshots_or_snapshots_of_other_devices_are_not_offered(peers: Pee
     peers.call("1", context="llm")
     assert start(peers, "g1").snapshots == {}
     offer(peers, "g1", ObjectRef("folder-half", 3 << 20, "/home/ana/snapshots/file-abc-bfloat16-1"))
-    peers.report("g1", say.SnapshotHere(RecipeKey("never"), FORM, SNAPSHOT))
+    peers.report("g1", say.SnapshotWritten(RecipeKey("never"), FORM, SNAPSHOT))
     assert peers.refused == {"snapshot of an unknown context": 1}
     peers.here("p2").call("2", context="llm")
     assert start(peers, "p2").snapshots == {}

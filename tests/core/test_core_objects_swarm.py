@@ -68,7 +68,7 @@ def calls_of_a_crowd(count: int) -> int:
     core = Core(SESSION, default_policies())
     hellos = [say.PilotHello(wire.VERSION, SESSION, name, 7, (), peer=f"{name}:1") for name in names(count)]
     want = say.WantObjects((MODEL,))
-    here = say.ObjectsHere((say.ObjectArrival(MODEL.name, MODEL.size_bytes),))
+    here = say.ObjectsCached((say.ObjectArrival(MODEL.name, MODEL.size_bytes),))
     made = 0
 
     def counted(_frame: object, event: str, _argument: object) -> None:

@@ -29,7 +29,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 WALLTIME = Decision(
     "core/deadlines.py",
-    frozenset({"ends_at", "lasts_s"}),
+    frozenset({"ends_at", "longest_walltime_left_s"}),
     {
         "core/pilots.py": "it remembers the most that a pilot has ever had left",
         "core/report.py": "it shows what is left",
@@ -38,7 +38,7 @@ WALLTIME = Decision(
 )
 FAILED_LOADS = Decision(
     "policies/where_to_load.py",
-    frozenset({"failed_on", "load_failures"}),
+    frozenset({"failed_loads_by_pilot", "load_failures"}),
     {"core/libraries.py": "it counts failed loads, and says when a context is given up"},
 )
 
@@ -78,7 +78,7 @@ def test_each_decision_is_made_in_one_file(decision: Decision) -> None:
     ("source", "seen"),
     [
         ("left = pilot.ends_at - now", ["pilot.ends_at"]),
-        ("longest = max(each.lasts_s for each in pilots)", ["each.lasts_s"]),
+        ("longest = max(each.longest_walltime_left_s for each in pilots)", ["each.longest_walltime_left_s"]),
         ("fits = library.pilot.ends_at > then", ["library.pilot.ends_at"]),
         ("pilot.ends_at = 0.0", []),
         ("late = fate.ends_at > due_at or self.said.ends_at > due_at", []),

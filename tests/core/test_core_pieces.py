@@ -13,7 +13,7 @@ from stoker.manager.live.decisions import decision_checksum
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd
-from stoker.protocol.ids import ClientId, LibraryId, PilotId, show_call
+from stoker.protocol.ids import ClientId, LibraryId, PilotId, format_call_id
 
 RUN = 9
 
@@ -78,7 +78,7 @@ def test_explain_shows_sent_pieces_and_the_wait_for_the_reader(c: Cluster) -> No
     c.by_hand = True  # no replay: the journal contains neither status requests nor pieces
 
     def told() -> str:
-        return c.the_story(show_call(c.ids["s"])).headline
+        return c.the_story(format_call_id(c.ids["s"])).headline
 
     assert "piece" not in told()
     came(c, 0, b"a")
@@ -101,6 +101,6 @@ def test_end_of_an_abandoned_run_of_a_stream_is_ignored(cluster: Make) -> None:
     assert came(c, 0, b"a", pilot=lost, library=first.id) == []
     c.report(lost, say.CallsEnded(first.id, [CallEnd(c.ids["s"], True, pieces=3)]))
     assert "s" not in c.ended
-    assert not first.zombies
+    assert not first.withdrawn_calls
     c.end("s")
     assert c.ended["s"].ok

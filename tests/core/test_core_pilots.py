@@ -8,7 +8,7 @@ from core.builders import Make, recipe
 from stoker.manager.core import reactor
 from stoker.manager.core.events import FromPilot, ManagerRestarted, RecordRuns, TimerFired
 from stoker.manager.core.nouns import LibraryState, PilotState
-from stoker.manager.core.pilot_reports import RECORD_S, is_heartbeat, needs_heartbeat_record
+from stoker.manager.core.pilot_reports import RUN_TIME_RECORD_INTERVAL_S, is_heartbeat, needs_heartbeat_record
 from stoker.manager.core.seams import Resize
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
@@ -87,13 +87,13 @@ def test_resize_order_lost_with_the_connection_is_sent_again(cluster: Make) -> N
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready(memory="2 GB")
     c.by_hand = True
     c.apply([Resize(1, 10**9)], seam="residency")
-    c.core.manager.out.clear()
+    c.core.manager.commands.clear()
     c.cut("p1").come_back("p1", lib1=("1",))
     size = c.hears("p1", to_pilot.ResizeLibrary).device_memory_bytes
-    assert c.library(context="a").resizing == [size]
+    assert c.library(context="a").unanswered_resizes == [size]
     c.report("p1", say.LibraryResized(1, size))
     assert c.library(context="a").promised_bytes == size == 10**9
-    assert c.library(context="a").resizing == []
+    assert c.library(context="a").unanswered_resizes == []
 
 
 def test_pilot_that_already_left_is_refused_when_it_reconnects(cluster: Make) -> None:
@@ -254,10 +254,10 @@ def test_heartbeat_is_journaled_only_if_it_changes_a_fact(cluster: Make, heartbe
 def test_call_run_times_are_recorded_once_per_period(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", run_s=2.0)
     state = c.core.state
-    assert needs_heartbeat_record(state, beat(), state.recorded_at + RECORD_S)
-    c.wait(RECORD_S).report("p1", say.Heartbeat(), numbered=False).end("2", run_s=2.0)
-    assert not needs_heartbeat_record(state, beat(), c.now + 0.9 * RECORD_S)
-    assert needs_heartbeat_record(state, beat(), c.now + RECORD_S)
+    assert needs_heartbeat_record(state, beat(), state.runs_recorded_at + RUN_TIME_RECORD_INTERVAL_S)
+    c.wait(RUN_TIME_RECORD_INTERVAL_S).report("p1", say.Heartbeat(), numbered=False).end("2", run_s=2.0)
+    assert not needs_heartbeat_record(state, beat(), c.now + 0.9 * RUN_TIME_RECORD_INTERVAL_S)
+    assert needs_heartbeat_record(state, beat(), c.now + RUN_TIME_RECORD_INTERVAL_S)
 
 
 def test_numbered_or_mixed_frame_does_not_count_as_a_heartbeat(cluster: Make) -> None:

@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.core.call_queue import Queue
-from stoker.manager.core.nouns import Call, Client, Context, Group
-from stoker.manager.core.per_context import CLOSED, FREE, FULL, Cost, LoadIndex
+from stoker.manager.core.nouns import Call, CallGroup, Client, Context
+from stoker.manager.core.per_context import CLOSED, FREE, FULL, FunctionCost, LoadIndex
 from stoker.protocol.calls import CallOptions, CallSpec, Objective
 from stoker.protocol.ids import CallId, ClientId, FunctionKey, LibraryId, RecipeKey
 from stoker.protocol.to_pilot import FunctionBlob
 
 
-def group(priority: int, *, due_at: float = 0.0, gang: tuple[int, int] = (1, 1)) -> Group:
+def group(priority: int, *, due_at: float = 0.0, gang: tuple[int, int] = (1, 1)) -> CallGroup:
     client = Client(ClientId("ana"), number=0, observer=False)
-    cost = Cost(FunctionBlob(FunctionKey("f"), "f", b""), RecipeKey(BARE.key))
+    cost = FunctionCost(FunctionBlob(FunctionKey("f"), "f", b""), RecipeKey(BARE.key))
     options = CallOptions(priority=priority, objective=Objective(deadline_at=due_at), gang=gang)
-    return Group(priority, client, Context(BARE), cost, options)
+    return CallGroup(priority, client, Context(BARE), cost, options)
 
 
-def call(id: int, of: Group) -> Call:
+def call(id: int, of: CallGroup) -> Call:
     return Call(CallId(id), CallSpec(CallId(id), b""), of, float(id // 3))
 
 
@@ -52,14 +52,14 @@ def test_queue_equals_a_sorted_list_after_random_changes(seed: int, by_deadline:
                 fresh = [call(10 * id + n, kind) for n in range(chance.randint(1, 5))]
                 queue.extend(fresh)
                 model += fresh
-            case "take" if (single := queue.single()) is not None:
-                taken = queue.take(single.group, chance.randint(1, 4))
+            case "take" if (single := queue.first_single_call()) is not None:
+                taken = queue.take_calls(single.group, chance.randint(1, 4))
                 assert taken == [x for x in model if x.group.options.gang[1] == 1][: len(taken)]
                 model = [x for x in model if x not in taken]
                 away += taken
             case "leave" if model:
                 model.remove(gone := chance.choice(model))
-                queue.leave(gone)
+                queue.remove(gone)
                 away.append(gone)
             case "back" if away:
                 again = away.pop(chance.randrange(len(away)))
@@ -70,26 +70,30 @@ def test_queue_equals_a_sorted_list_after_random_changes(seed: int, by_deadline:
         model.sort(key=rank)
         singles, gangs = ([x for x in model if (x.group.options.gang[1] > 1) is so] for so in (False, True))
         timed = [x for x in model if rank(x)[1] < math.inf]
-        assert list(queue) == queue.first(2000, looks=2000) == model
+        assert list(queue) == queue.first_calls(2000, max_examined=2000) == model
         assert queue.head() is (model[0] if model else None)
-        assert queue.single() is (singles[0] if singles else None)
-        assert (queue.count, queue.gangs, queue.timed) == (len(model), len(gangs), len(timed))
+        assert queue.first_single_call() is (singles[0] if singles else None)
+        assert (queue.count, queue.gang_count, queue.deadline_count) == (len(model), len(gangs), len(timed))
         for most in (1, 2, 3, 8):
             able = [x for x in gangs if x.group.options.gang[0] <= most]
-            assert queue.gang(most=most) is (able[0] if able else None)
+            assert queue.first_gang_call(max_libraries=most) is (able[0] if able else None)
         if timed:
-            assert min(timed, key=lambda x: rank(x)[1:]) in list(queue.nearest())
+            assert min(timed, key=lambda x: rank(x)[1:]) in list(queue.calls_with_nearest_deadlines())
 
 
 def test_call_that_must_run_alone_is_last_and_not_taken_with_others() -> None:
     queue, one = Queue(), group(0)
     first, second = call(1, one), call(2, one)
-    queue.hold_back(first)
-    assert (queue.head(), queue.single(), queue.count) == (first, None, 1)
+    queue.set_aside(first)
+    assert (queue.head(), queue.first_single_call(), queue.count) == (first, None, 1)
     queue.extend([second])
-    assert (queue.head(), list(queue), queue.first(5, looks=5)) == (second, [second, first], [second, first])
-    assert queue.take(one, 5) == [second]
-    queue.leave(first)
+    assert (queue.head(), list(queue), queue.first_calls(5, max_examined=5)) == (
+        second,
+        [second, first],
+        [second, first],
+    )
+    assert queue.take_calls(one, 5) == [second]
+    queue.remove(first)
     assert (queue.head(), queue.count) == (None, 0)
 
 
@@ -98,22 +102,22 @@ def test_queue_frees_memory_of_calls_removed_from_its_middle() -> None:
     calls = [call(n, one) for n in range(10_000)]
     queue.extend(calls)
     for gone in calls[1:]:
-        queue.leave(gone)
+        queue.remove(gone)
     assert len(queue._levels[0].fresh) < 2000
-    assert queue.take(one, 5) == [calls[0]]
+    assert queue.take_calls(one, 5) == [calls[0]]
 
 
 def test_time_to_read_the_first_calls_ignores_queue_length() -> None:
     queue, one = Queue(), group(0)
     calls = [call(n, one) for n in range(3000)]
     queue.extend(calls)
-    for again in queue.take(one, 2000):
+    for again in queue.take_calls(one, 2000):
         queue.put_back(again)
-    assert queue.first(5, looks=5) == calls[:5]
+    assert queue.first_calls(5, max_examined=5) == calls[:5]
     for gone in calls[:100]:
-        queue.leave(gone)
-    assert queue.first(5, looks=100) == calls[2000:2005], "those before them were not looked at"
-    assert queue.first(5, looks=105) == calls[100:105]
+        queue.remove(gone)
+    assert queue.first_calls(5, max_examined=100) == calls[2000:2005], "those before them were not looked at"
+    assert queue.first_calls(5, max_examined=105) == calls[100:105]
     assert queue.count == 2900
 
 
@@ -122,9 +126,9 @@ def test_queue_keeps_no_entries_for_unused_priorities() -> None:
     for n in range(1000):
         queue.extend([call(n, group(n))])
     while (head := queue.head()) is not None:
-        queue.take(head.group, 1)
+        queue.take_calls(head.group, 1)
     assert not queue._levels
-    assert not queue._order
+    assert not queue._priorities
 
 
 class Shelf:
@@ -143,14 +147,14 @@ def test_load_index_gives_the_answers_of_a_linear_search(changes: list[tuple[int
     for number, level in changes:
         listed.pop(number, None)
         if level is None:
-            index.drop(shelves[number])
+            index.remove_library(shelves[number])
         else:
-            index.put(shelves[number], level)
+            index.set_level(shelves[number], level)
             listed[number] = level
         free = [id for id, at in listed.items() if at == FREE]
         busy = [id for id in sorted(listed, key=lambda id: listed[id]) if listed[id] >= FULL]
-        assert [library.id for library in index.hottest()] == free[::-1]
-        assert [library.id for library in index.least_loaded()] == sorted(
+        assert [library.id for library in index.free_libraries_hottest_first()] == free[::-1]
+        assert [library.id for library in index.libraries_with_backlog_room()] == sorted(
             busy, key=lambda id: (listed[id], list(listed).index(id))
         )
         backlogs = [listed[library.id] for library in index.libraries_by_backlog()]
@@ -166,12 +170,12 @@ def test_free_libraries_are_listed_by_speed(changes: list[tuple[int, int] | bool
     for change in changes:
         if isinstance(change, bool):
             ranked = change
-            index.rank({"slow": 0.5, "fast": 1.0} if ranked else {})
+            index.set_speeds({"slow": 0.5, "fast": 1.0} if ranked else {})
         elif change[1] == 0:
-            index.drop(shelves[change[0]])
+            index.remove_library(shelves[change[0]])
         else:
-            index.put(shelves[change[0]], change[1])
-        hottest = [library.id for library in index.hottest()]
+            index.set_level(shelves[change[0]], change[1])
+        hottest = [library.id for library in index.free_libraries_hottest_first()]
         by_speed = [id for parity in (0, 1) for id in hottest if id % 2 == parity] if ranked else []
         assert [library.id for free in index.free_libraries_by_speed() for library in free] == by_speed
         kinds = {kind: sorted(libraries) for kind, libraries in index.of_kind.items()}

@@ -40,12 +40,12 @@ def test_first_result_counts_if_a_call_runs_on_two_pilots(cluster: Make) -> None
     c.cut(lost).lose(lost).ready()
     assert c.held(other, "a") == ["c1"]
     c.come_back(lost, **{f"lib{first.id}": ("c1",)})
-    assert first.zombies
+    assert first.withdrawn_calls
     c.report(lost, say.CallsEnded(first.id, [_end(c, "c1")]))
     assert c.ended["c1"].ok
     second = c.library(other, "a")
     c.report(other, say.CallsEnded(second.id, [_end(c, "c1")]))  # `c.end` would fail, because c1 has already ended
-    assert not second.zombies
+    assert not second.withdrawn_calls
 
 
 def test_lost_pilot_that_sends_again_is_asked_for_a_hello(cluster: Make) -> None:
@@ -126,7 +126,7 @@ def test_outdated_hello_of_a_pilot_does_not_claim_a_returned_call(cluster: Make)
 
 def test_pilot_is_accepted_after_several_outdated_hellos(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().end("c1").cut("p1").forget()
-    for _ in range(pilot_reports.MOST_HELLOS):
+    for _ in range(pilot_reports.MAX_HELLO_REQUESTS):
         c.come_back("p1", acknowledged=0, lib1=())
         c.hears("p1", to_pilot.HelloAgain)
     c.come_back("p1", acknowledged=0, lib1=())

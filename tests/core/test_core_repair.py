@@ -14,7 +14,7 @@ from stoker.manager.core.nouns import CallState, LibraryState
 from stoker.manager.core.state import JOURNAL_LOST
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
-from stoker.protocol.blocks import BlockPhase, Rule, Source
+from stoker.protocol.blocks import BlockPhase, ProvisioningRule, Source
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
 from stoker.protocol.ids import BlockId
 
@@ -121,7 +121,7 @@ def test_failed_rerun_of_a_call_with_a_known_result_is_not_counted(cluster: Make
         c.client_hello("ana", received=1, acknowledged=50, number=0)
     assert c.hears("ana", to_client.ClientWelcome).again
     c.tell("ana", say.Submit("f", "bare", [c.the_call("2").spec]), say.Resubmitted())
-    assert (c.status().failed, c.status().done, c.core.state.failed) == (0, 1, {})
+    assert (c.status().failed, c.status().done, c.core.state.failed_calls) == (0, 1, {})
     assert not c.ended, "it is not told of a call for which it does not wait"
     c.end("2")
     assert c.ended.keys() == {"2"}, "the numbers of results mean the same to both"
@@ -241,7 +241,7 @@ def test_device_fault_lost_from_the_journal_keeps_its_quarantine(c: Cluster) -> 
 
 
 def test_lost_block_is_adopted_with_its_pilots(c: Cluster) -> None:
-    source = Source("mine", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
+    source = Source("mine", ProvisioningRule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
     c.event(SessionDefined((source,)))
     back(c, facts(), block="b7")
     c.client_hello("factory", factory=True, acknowledged=12)
@@ -255,14 +255,14 @@ def test_lost_block_is_adopted_with_its_pilots(c: Cluster) -> None:
 
 def test_block_requested_again_keeps_its_former_pilots(c: Cluster) -> None:
     """The journal lost its first records, so the next block of the source has the name b1 again."""
-    back(c, facts(), block="b1").event(SessionDefined((Source("mine", Rule.FIXED, first=1, most=1),)))
+    back(c, facts(), block="b1").event(SessionDefined((Source("mine", ProvisioningRule.FIXED, first=1, most=1),)))
     block = c.core.state.blocks["b1"]
     assert list(block.pilots) == ["old"]
-    assert not block.coming, "status says no more that its pilot is to come"
+    assert not block.has_expected_pilot, "status says no more that its pilot is to come"
 
 
 def test_ended_block_that_is_reported_running_is_cancelled() -> None:
-    source = Source("mine", Rule.FIXED, first=1, most=1)
+    source = Source("mine", ProvisioningRule.FIXED, first=1, most=1)
     c = cluster().sources(source)
     c.block("b1", phase=BlockPhase.ENDED, reason="done").forget()
     c.tell("factory", say.BlockUpdate(BlockId("b1"), BlockPhase.RUNNING, "j1", source="mine"))
@@ -300,7 +300,7 @@ def test_call_end_ignored_after_a_journal_gap_counts_when_repeated(cluster: Make
 
 
 def test_block_numbers_lost_from_the_journal_are_not_reused(cluster: Make) -> None:
-    c = cluster().sources(Source("mine", Rule.FIXED, first=1, most=1)).event(ManagerRestarted())
+    c = cluster().sources(Source("mine", ProvisioningRule.FIXED, first=1, most=1)).event(ManagerRestarted())
     c.client_hello("factory", factory=True)
     c.block("b1", phase=BlockPhase.ENDED).wait(120)
     assert [block.id for block in c.core.state.blocks.values()] == ["b100"]

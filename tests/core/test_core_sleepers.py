@@ -26,7 +26,7 @@ def c() -> Cluster:
 
 def order(c: Cluster, *wanted: Any) -> Cluster:
     c.apply(wanted, seam="residency")
-    orders, c.core.manager.out = c.core.manager.out, []
+    orders, c.core.manager.commands = c.core.manager.commands, []
     c._post(orders)
     return c
 
@@ -69,11 +69,11 @@ def test_impossible_sleep_changes_nothing(c: Cluster, wrong: str) -> None:
     if wrong == "busy":
         c.call("a2", context="a")
     elif wrong == "resized":
-        library.resizing.append(GB)
+        library.unanswered_resizes.append(GB)
     elif wrong == "asleep":
         sleeps(c)
     elif wrong == "incapable":
-        library.sleeps = False
+        library.can_sleep = False
     else:
         c.pilot().sleeper_bytes = 4 * GB
     before = library.state, library.promised_bytes
@@ -134,7 +134,7 @@ def test_library_found_asleep_after_a_reconnect_counts_as_asleep(c: Cluster) -> 
     assert lib(c).state is LibraryState.ASLEEP
     assert len(heard(c, to_pilot.SleepLibrary)) == 1, "the pilot repeats its answer"
     c.asleep(lib(c), keeps="1 GB", host="5 GB")
-    assert (lib(c).slept, lib(c).promised_bytes, lib(c).awake_bytes) == (True, GB, 8 * GB)
+    assert (lib(c).has_confirmed_sleep, lib(c).promised_bytes, lib(c).awake_bytes) == (True, GB, 8 * GB)
 
 
 def test_library_that_woke_while_disconnected_keeps_its_calls(c: Cluster) -> None:
@@ -169,7 +169,7 @@ def test_unknown_sleeping_library_is_adopted_and_wakes() -> None:
 
 def test_reconnecting_pilot_restores_its_sleeping_libraries(c: Cluster) -> None:
     sleeps(c).lose("p1")
-    kept = c.core.state.gone_pilots["p1"].kept
+    kept = c.core.state.gone_pilots["p1"].restorable_libraries
     assert kept is not None
     (number,) = kept
     hello(c, number, asleep=True, host_bytes=5 * GB)
@@ -198,4 +198,4 @@ def test_waking_library_does_not_count_as_a_cut_off_load(c: Cluster) -> None:
     order(c, Wake(lib(c).id))
     context = c.context("a")
     c.report("p1", say.WalltimeUpdate(0.5)).wait(1)
-    assert context.cut_loads == 0
+    assert context.loads_cut_by_walltime == 0

@@ -8,7 +8,7 @@ from stoker.manager.core.events import ContextAdvice, RecordLoad
 from stoker.manager.core.nouns import LibraryState, PilotState
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
-from stoker.protocol.blocks import BlockPhase, Rule, Source
+from stoker.protocol.blocks import BlockPhase, ProvisioningRule, Source
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.show_status import render
 
@@ -149,7 +149,7 @@ def test_excluded_devices_are_shown_in_status_and_explain(cluster: Make) -> None
     assert "GPU 1 was left out: GPU is lost" in c.story("p1")
 
 
-SOURCE = Source("gpus", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=1, idle_s=100.0)
+SOURCE = Source("gpus", ProvisioningRule.OPPORTUNISTIC, first=0, most=4, keep_pending=1, idle_s=100.0)
 
 
 def without_gpus(c: Cluster, pilot: str, *, block: str) -> Cluster:

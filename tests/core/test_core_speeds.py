@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from core.builders import Cluster, Make, devices
 
-from stoker.contexts.speeds import relative_speeds
+from stoker.contexts.speeds import compute_relative_speeds
 from stoker.manager.core.events import ContextAdvice, RecordSpeed
-from stoker.manager.core.per_context import KindRuns, Speeds, run_s_on
+from stoker.manager.core.per_context import KindRuns, Speeds, expected_seconds_on_kind
 from stoker.protocol import to_manager as say
 from stoker.protocol.show_status import render
 from stoker.protocol.to_manager import Heartbeat
@@ -20,7 +20,7 @@ BOTH = ("A10", "cpu")
 def learned(runs: Sequence[tuple[str, str, float]], *, present: Sequence[str] = BOTH) -> Speeds:
     speeds = Speeds()
     for function, kind, seconds in runs:
-        speeds.learn((function, 0), kind, calls=1, seconds=seconds, present=frozenset(present))
+        speeds.add_runs((function, 0), kind, calls=1, seconds=seconds, present=frozenset(present))
     return speeds
 
 
@@ -58,19 +58,19 @@ def test_memory_of_the_speed_comparison_is_bounded() -> None:
 
 def test_measured_speeds_replace_speeds_of_earlier_sessions() -> None:
     speeds = Speeds()
-    speeds.advise({"cpu": 0.1, "A10": 1.0})
+    speeds.use_advised_speeds({"cpu": 0.1, "A10": 1.0})
     assert speeds.of == {"cpu": pytest.approx(0.1), "A10": 1.0}
     assert not speeds.is_measured("cpu")
     for kind, seconds in [("A10", 1.0), ("cpu", 2.0)] * 10:
-        speeds.learn(("f", 0), kind, calls=1, seconds=seconds, present=frozenset(BOTH))
+        speeds.add_runs(("f", 0), kind, calls=1, seconds=seconds, present=frozenset(BOTH))
     assert speeds.of == {"cpu": pytest.approx(0.5), "A10": 1.0}
     assert speeds.is_measured("cpu")
 
 
 def test_device_kinds_without_common_calls_are_compared_indirectly() -> None:
     ratios = {("T4", "A10"): (2.0, 9.0), ("T4", "H200"): (6.0, 5.0), ("cpu", "old"): (3.0, 1.0)}
-    assert relative_speeds(ratios) == {"A10": pytest.approx(1 / 3), "T4": pytest.approx(1 / 6), "H200": 1.0}
-    assert relative_speeds({("T4", "A10"): (1.05, 9.0)}) == {}
+    assert compute_relative_speeds(ratios) == {"A10": pytest.approx(1 / 3), "T4": pytest.approx(1 / 6), "H200": 1.0}
+    assert compute_relative_speeds({("T4", "A10"): (1.05, 9.0)}) == {}
 
 
 class Known:
@@ -81,11 +81,11 @@ class Known:
 
 def test_run_time_on_an_unused_kind_follows_its_speed() -> None:
     speeds = Speeds()
-    assert run_s_on(speeds, Known(1.5, A10=1.0, cpu=2.0), "cpu") == 1.5, "nothing is known of speeds"
-    speeds.advise({"cpu": 0.25, "A10": 1.0})
-    assert run_s_on(speeds, Known(1.0, A10=1.0), "cpu") == pytest.approx(4.0)
-    assert run_s_on(speeds, Known(1.0, A10=1.0, cpu=3.0), "cpu") == 3.0
-    assert run_s_on(speeds, Known(1.0, A10=1.0), "T4") == 1.0
+    assert expected_seconds_on_kind(speeds, Known(1.5, A10=1.0, cpu=2.0), "cpu") == 1.5, "nothing is known of speeds"
+    speeds.use_advised_speeds({"cpu": 0.25, "A10": 1.0})
+    assert expected_seconds_on_kind(speeds, Known(1.0, A10=1.0), "cpu") == pytest.approx(4.0)
+    assert expected_seconds_on_kind(speeds, Known(1.0, A10=1.0, cpu=3.0), "cpu") == 3.0
+    assert expected_seconds_on_kind(speeds, Known(1.0, A10=1.0), "T4") == 1.0
 
 
 def run_on_both(c: Cluster, *, cpu_s: float, cpu_ok: bool = True) -> Cluster:

@@ -19,26 +19,29 @@ from stoker.protocol.show_status import format_forecast, render
 def test_call_without_pilots_shows_why_the_blocks_wait(cluster: Make) -> None:
     c = cluster().call("c1").wait(48)
     assert "waits for 48 s: no pilot has joined yet (no block was submitted)" in c.story("c-1")
-    c.tell("ana", say.WantPilots({"b1": "pending: Priority"}))
+    c.tell("ana", say.ParslBlockStates({"b1": "pending: Priority"}))
     assert "no pilot has joined yet (block b1: pending: Priority)" in c.story("c-1")
 
 
 def test_own_block_is_named_b0_and_runs_once_its_pilot_has_joined(cluster: Make) -> None:
     c = cluster().call("c1")
-    c.tell("ana", say.WantPilots({"0": "pending", "1": "failed: exit code 1"}))
+    c.tell("ana", say.ParslBlockStates({"0": "pending", "1": "failed: exit code 1"}))
     assert "block that the program started itself: pending, none of its pilots has joined" in c.story("b0")
     c.join("p1", block="0")
     assert "running, pilots p1" in c.story("b0")
     assert not c.the_story("b7").found
     assert c.status().blocks == {"0": "running", "1": "failed: exit code 1"}
     c.tell("ana", say.EndSession("done"))
-    assert report.session_status(c.core.state).blocks == {"0": "ended with the session", "1": "failed: exit code 1"}
+    assert report.build_session_status(c.core.state).blocks == {
+        "0": "ended with the session",
+        "1": "failed: exit code 1",
+    }
 
 
 def test_status_shows_that_a_block_ended_before_its_pilot_joined(cluster: Make) -> None:
     c = cluster().call("c1")
-    c.tell("ana", say.WantPilots({"0": "pending"}), say.EndSession("done"))
-    assert report.session_status(c.core.state).blocks == {"0": "ended before a pilot came"}
+    c.tell("ana", say.ParslBlockStates({"0": "pending"}), say.EndSession("done"))
+    assert report.build_session_status(c.core.state).blocks == {"0": "ended before a pilot came"}
 
 
 def test_logs_command_explains_why_an_open_call_has_no_output(cluster: Make) -> None:
@@ -104,7 +107,7 @@ def test_failed_call_can_be_explained_after_its_end(cluster: Make) -> None:
 
 def test_number_of_kept_failures_is_bounded(cluster: Make) -> None:
     c = cluster().calls(1200).tell("ana", say.Cancel(list(range(1, 1201))))
-    assert len(c.core.state.failed) == 1000
+    assert len(c.core.state.failed_calls) == 1000
     assert "cancelled by its client" in c.story("c-1200")
 
 

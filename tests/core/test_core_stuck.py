@@ -56,7 +56,7 @@ def test_library_is_not_stuck_after_its_long_call_is_cancelled(cluster: Make) ->
     assert c.waiting() == ["s1"]
     c.report("p1", say.CallsReturned(library.id, (long,)))
     assert c.call("s2", "s3").held() == ["s1", "s2", "s3"]
-    assert not library.stuck
+    assert not library.is_stuck
 
 
 def test_library_that_progresses_with_its_backlog_keeps_it(cluster: Make) -> None:
@@ -64,7 +64,7 @@ def test_library_that_progresses_with_its_backlog_keeps_it(cluster: Make) -> Non
     for _ in range(20):
         c.wait(0.4).end(*c.held()[:2], run_s=SHORT_S)
     assert c.now > 8
-    assert not c.library().stuck
+    assert not c.library().is_stuck
     assert not [said for said in c.mail["p1"] if isinstance(said, to_pilot.TakeBack)]
 
 
@@ -72,10 +72,10 @@ def test_library_with_a_free_slot_is_not_stuck(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=2)).call("x", context="a").hot(context="a", run_s=SHORT_S)
     c.call("long", context="a").call("s1", context="a").wait(0.9).end("s1", run_s=SHORT_S)
     c.calls(5, context="a").wait(0.9)
-    assert not c.library(context="a").stuck
+    assert not c.library(context="a").is_stuck
     assert len(c.held(context="a")) == 6
     c.forget().wait(1.2)  # by now a second call also runs for a long time
-    assert c.library(context="a").stuck
+    assert c.library(context="a").is_stuck
     assert c.hears("p1", to_pilot.TakeBack).count == 4
 
 

@@ -6,13 +6,13 @@ import pytest
 from core.builders import Cluster, Make, recipe
 
 from stoker.manager.core import blame
-from stoker.manager.core.blame import ALONE_AFTER, MOST_LOSSES
-from stoker.manager.core.libraries import LOADS
+from stoker.manager.core.blame import LOSSES_BEFORE_RUNNING_ALONE, MAX_LOSSES
+from stoker.manager.core.libraries import MAX_PILOTS_LOST_WHILE_LOADING
 from stoker.manager.core.nouns import CallState
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, LossReason, Source
-from stoker.protocol.calls import Failure, FailureKind, Printed
-from stoker.protocol.ids import show_call
+from stoker.protocol.calls import Failure, FailureKind, OutputRange
+from stoker.protocol.ids import format_call_id
 
 KILLED = Failure(FailureKind.DIED, "was killed by SIGKILL", signal=9, tail="last words")
 LAB = Source("lab", first=1, most=20, walltime_s=60.0)
@@ -27,7 +27,7 @@ def kill_pilots(c: Cluster, name: str, *, times: int, spare: int = 0) -> None:
 
 def test_call_runs_alone_after_three_losses_then_fails_with_evidence(cluster: Make) -> None:
     c = cluster(pilots=1).call("bad").ready()
-    kill_pilots(c, "bad", times=ALONE_AFTER)
+    kill_pilots(c, "bad", times=LOSSES_BEFORE_RUNNING_ALONE)
     assert c.the_call("bad").state is CallState.HELD, "it has one more try, alone"
     last = c.pilot_of("bad")
     kill_pilots(c, "bad", times=1)
@@ -47,7 +47,7 @@ def test_calls_next_to_a_call_that_kills_pilots_finish(cluster: Make) -> None:
         if "bad" in there:  # the bad call kills its pilot before any other call ends on that pilot
             lost = c.pilot_of("bad")
             beside = [name for name in there if name != "bad" and c.pilot_of(name) == lost]
-            assert beside == [] or n < ALONE_AFTER, "it runs alone"
+            assert beside == [] or n < LOSSES_BEFORE_RUNNING_ALONE, "it runs alone"
             c.join(f"x{n}", of=c._facts["p1"].devices).wait(1).lose(lost)
         else:
             c.end(*there)
@@ -58,12 +58,12 @@ def test_calls_next_to_a_call_that_kills_pilots_finish(cluster: Make) -> None:
 
 def test_pilot_reserved_for_a_suspected_call_runs_no_other_call(cluster: Make) -> None:
     c = cluster(pilots=1).call("bad").ready()
-    kill_pilots(c, "bad", times=ALONE_AFTER - 1)
+    kill_pilots(c, "bad", times=LOSSES_BEFORE_RUNNING_ALONE - 1)
     c.join("second").call("long").ready()
     lost, other = c.pilot_of("bad"), c.pilot_of("long")
     c.lose(lost)
     assert c.the_call("bad").state is CallState.WAITING
-    assert "runs alone on a pilot next: second is kept for the call" in c.story(show_call(c.the_call("bad").id))
+    assert "runs alone on a pilot next: second is kept for the call" in c.story(format_call_id(c.the_call("bad").id))
     c.call("later").wait(5)
     assert c.the_call("later").state is CallState.WAITING, "the only pilot is kept"
     c.end("long")
@@ -71,8 +71,8 @@ def test_pilot_reserved_for_a_suspected_call_runs_no_other_call(cluster: Make) -
     c.join("third").ready()
     assert c.pilot_of("later") == "third", "nothing else runs beside the suspect"
     c.end("bad").end("later")
-    assert c.pilot("second").reserved is None
-    assert c.core.state.trials == {}
+    assert c.pilot("second").reserved_for is None
+    assert c.core.state.setbacks == {}
     c.calls(2).end(*[name for name in c.ids if name not in c.ended])
     assert all(end.ok for end in c.ended.values())
 
@@ -81,11 +81,11 @@ def test_pilot_reserved_for_a_suspected_call_runs_no_other_call(cluster: Make) -
 def test_suspected_call_starts_when_its_reserved_pilot_is_free(cluster: Make, how: str) -> None:
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
     c.call("bad", context="a").call("long", context="b").ready()
-    for _ in range(ALONE_AFTER):
+    for _ in range(LOSSES_BEFORE_RUNNING_ALONE):
         c.die(c.library(context="a"), "bad", failure=KILLED).ready()
-    assert c.pilot("p1").reserved is c.the_call("bad")
+    assert c.pilot("p1").reserved_for is c.the_call("bad")
     c.call("later", context="a")
-    assert "p1 is kept for c-1, which must run alone" in c.story(show_call(c.the_call("later").id))
+    assert "p1 is kept for c-1, which must run alone" in c.story(format_call_id(c.the_call("later").id))
     library = c.library(context="b")
     if how == "cancelled":
         c.tell("ana", say.Cancel([c.ids["long"]], running=True))
@@ -112,17 +112,17 @@ def test_batch_system_reason_decides_if_a_pilot_loss_counts(cluster: Make, reaso
     c = cluster().sources(Source("lab", first=20, most=20)).call("bad")
     blocks = list(c.core.state.blocks)
     c.block(*blocks, phase=BlockPhase.RUNNING)
-    for n, block in enumerate(blocks[: ALONE_AFTER + 1]):
+    for n, block in enumerate(blocks[: LOSSES_BEFORE_RUNNING_ALONE + 1]):
         c.join(f"q{n}", block=block).ready().lose(f"q{n}")
-        if n < ALONE_AFTER:
+        if n < LOSSES_BEFORE_RUNNING_ALONE:
             c.block(block, phase=BlockPhase.ENDED, reason="OUT_OF_MEMORY", loss=LossReason.OUT_OF_MEMORY)
     c.join("spare", block=blocks[-1]).ready()
     assert c.the_call("bad").state is CallState.WAITING, "nobody has said why the last one went"
-    assert "waits for the batch system's record" in c.story(show_call(c.the_call("bad").id))
+    assert "waits for the batch system's record" in c.story(format_call_id(c.the_call("bad").id))
     if reason is None:
         c.wait(61)
     else:
-        c.block(blocks[ALONE_AFTER], phase=BlockPhase.ENDED, reason=reason.value, loss=reason)
+        c.block(blocks[LOSSES_BEFORE_RUNNING_ALONE], phase=BlockPhase.ENDED, reason=reason.value, loss=reason)
     if reason is LossReason.PREEMPTED:
         c.ready().end("bad")
         assert c.ended["bad"].ok
@@ -134,7 +134,7 @@ def test_batch_system_reason_decides_if_a_pilot_loss_counts(cluster: Make, reaso
 
 def test_loss_of_a_pilot_that_reconnects_is_not_held_against_its_call(cluster: Make) -> None:
     c = cluster(pilots=1).call("c").ready()
-    for _ in range(MOST_LOSSES):
+    for _ in range(MAX_LOSSES):
         c.lose("p1").come_back("p1", lib1=("c",))
     assert c.the_call("c").state is CallState.HELD
     c.end("c")
@@ -143,7 +143,7 @@ def test_loss_of_a_pilot_that_reconnects_is_not_held_against_its_call(cluster: M
 
 def test_call_that_saves_progress_survives_many_pilot_losses(cluster: Make) -> None:
     c = cluster(pilots=1).call("c").ready()
-    for n in range(2 * MOST_LOSSES):
+    for n in range(2 * MAX_LOSSES):
         c.progress("c", float(n), 100.0, state=b"%d" % n)
         kill_pilots(c, "c", times=1, spare=n)
     c.end("c")
@@ -190,7 +190,7 @@ def test_call_next_to_two_timed_out_calls_runs_alone_afterwards(cluster: Make) -
         c.end(hangs, failure=failure).report(
             "p1", say.LibraryGone(library.id, failure, running=(c.ids["long"],))
         ).ready()
-    assert "the call runs alone in a library from now on" in c.story(show_call(c.the_call("long").id))
+    assert "the call runs alone in a library from now on" in c.story(format_call_id(c.the_call("long").id))
     c.call("hangs", context="room")
     assert c.held(context="room") == ["long"], "the other one waits, or has a library of its own"
     c.end("long").end("hangs")
@@ -200,7 +200,7 @@ def test_call_next_to_two_timed_out_calls_runs_alone_afterwards(cluster: Make) -
 
 def test_calls_fail_if_loads_of_their_context_kill_several_pilots(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("huge")).call("c", context="huge")
-    for n in range(LOADS):
+    for n in range(MAX_PILOTS_LOST_WHILE_LOADING):
         assert c.ended == {}
         lost = c.lives_on("huge")[0]
         c.join(f"x{n}").lose(lost)
@@ -264,7 +264,9 @@ def test_call_that_started_late_is_retried_with_more_walltime(cluster: Make) -> 
     c.report("old", say.LibraryGone(library.id, None, False, tuple(library.held)), say.PilotLeaving("walltime"))
     c.end("short").forget().block(first, phase=BlockPhase.ENDED, reason="TIMEOUT")
     assert c.the_call("late").state is CallState.WAITING, "100 s are not enough for one that ran 180"
-    assert "the call needs a pilot with more than 3 min of walltime left" in c.story(show_call(c.the_call("late").id))
+    assert "the call needs a pilot with more than 3 min of walltime left" in c.story(
+        format_call_id(c.the_call("late").id)
+    )
     c.call("other")
     assert c.pilot_of("other") == "older", "it holds nobody up"
     third = c.asked()[0]
@@ -275,7 +277,7 @@ def test_call_that_started_late_is_retried_with_more_walltime(cluster: Make) -> 
 @pytest.mark.parametrize("user", ["bad", "large"])
 def test_failure_message_reports_the_memory_use_of_that_call_only(cluster: Make, user: str) -> None:
     c = cluster(pilots=1).call("large").call("bad").ready()
-    for n in range(ALONE_AFTER + 2):
+    for n in range(LOSSES_BEFORE_RUNNING_ALONE + 2):
         library = c.holders("bad" if n else "large")[0]
         if user == ("bad" if n else "large"):
             c.report(library.pilot.id, say.Heartbeat((say.LibraryUse(library.id, 7_500_000_000),)))
@@ -288,12 +290,12 @@ def test_failure_message_reports_the_memory_use_of_that_call_only(cluster: Make,
 
 def test_call_of_a_lost_pilot_shows_its_own_output(cluster: Make) -> None:
     c = cluster(pilots=1).call("bad").ready()
-    kill_pilots(c, "bad", times=ALONE_AFTER - 1)
+    kill_pilots(c, "bad", times=LOSSES_BEFORE_RUNNING_ALONE - 1)
     c.hello("q", folder="/logs/q").call("good").ready()
     library = c.holders("good")[0]
-    log = blame.log_of(library.pilot, library.id)
-    c.end("good", printed=Printed(log, 10, 400)).call("silent").end("silent").lose(c.pilot_of("bad")).wait(1)
+    log = blame.library_log_path(library.pilot, library.id)
+    c.end("good", printed=OutputRange(log, 10, 400)).call("silent").end("silent").lose(c.pilot_of("bad")).wait(1)
     assert c.pilot_of("bad") == "q"
     c.join("last").lose("q")
-    assert c.failure("bad").printed == Printed(log, 400, 0)
-    assert f"printed {log}:400-" in c.story(show_call(c.ids["bad"]))
+    assert c.failure("bad").printed == OutputRange(log, 400, 0)
+    assert f"printed {log}:400-" in c.story(format_call_id(c.ids["bad"]))

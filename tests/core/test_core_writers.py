@@ -18,7 +18,7 @@ import stoker.manager.core
 CORE = Path(stoker.manager.core.__file__).parent
 WRITERS = {
     "state.calls": "holding", "call.holder": "holding", "call.state": "holding", "library.held": "holding",
-    "library.zombies": "holding", "library.promised_bytes": "libraries", "library.state": "libraries",
+    "library.withdrawn_calls": "holding", "library.promised_bytes": "libraries", "library.state": "libraries",
     "device.promised_bytes": "libraries", "pilot.state": "pilots", "context.index": "holding queues",
 }  # fmt: skip
 """The files that write the fields on which the manager's promises depend."""
@@ -44,7 +44,7 @@ def test_each_field_is_written_only_in_the_listed_files() -> None:
         "def f(library): del library.held[1]",
         "def f(library): library.held.pop(1)",
         "def f(library):\n    held = library.held\n    held.pop(1)",
-        "def f(library):\n    for some in (library.held, library.zombies): some.clear()",
+        "def f(library):\n    for some in (library.held, library.withdrawn_calls): some.clear()",
         "def f(x, library): x, library.held = 1, {}",
     ],
 )

@@ -39,7 +39,7 @@ class Peers(Cluster):
         return self
 
     def arrive(self, name: str, ref: ObjectRef = BIG, *, origin: int = 0, peer: int = 0) -> Peers:
-        self.report(name, say.ObjectsHere((say.ObjectArrival(ref.name, ref.size_bytes, origin, peer),)))
+        self.report(name, say.ObjectsCached((say.ObjectArrival(ref.name, ref.size_bytes, origin, peer),)))
         return self
 
     def fail(self, name: str, *peers: str, ref: ObjectRef = BIG, origin: bool = False) -> Peers:

@@ -78,7 +78,7 @@ class Toy(Desk):
         call = next(iter(self.core.state.calls))
         libraries = [
             f"lib-{x.id} {x.context.recipe.name} {x.state.value} on {x.pilot.id}, {x.pilot.state.value}: holds "
-            f"{list(x.held)}, drops {x.zombies}, suspects {x.suspect}, promised {x.promised_bytes}"
+            f"{list(x.held)}, drops {x.withdrawn_calls}, suspects {x.call_that_runs_alone}, promised {x.promised_bytes}"
             for x in self.core.state.libraries.values()
         ]
         return "\n".join([str(story.tell_story(self.core.state, str(call))), *libraries])

@@ -192,14 +192,14 @@ class ToyPilot(CoreHost):
         self.began: list[tuple[float, int, int, int]] = []  # (time, call, rank, size) of every begun call
 
     def greet(self) -> None:
-        unacked = self.outbox.unacked()
+        unacked = self.outbox.unacknowledged_frames()
         self.handle(events.HelloDue(collect_unacknowledged_facts(unacked), self.outbox.acknowledged, ()))
 
     def hear(self, message: Any) -> None:
         state = self.core.state
         if isinstance(message, to_pilot.RunCalls) and message.library in state.libraries:
-            repeated = [x for x in message.calls if x.call in state.libraries[message.library].held]
-            assert not repeated or state.answered != state.hellos, "a call twice in one library"
+            repeated = [x for x in message.calls if x.call in state.libraries[message.library].held_calls]
+            assert not repeated or state.answered_hello != state.hellos, "a call twice in one library"
         self.handle(events.FromManager(message))
         if state.hello_is_due:
             self.greet()
@@ -208,33 +208,33 @@ class ToyPilot(CoreHost):
     def handle(self, event: events.Event) -> None:
         if not self.alive:
             return
-        handled = self.queue.handle(event)
+        handled = self.queue.handle_event(event)
         while handled and self.core.state.leaving and self.alive:
-            handled = self.queue.handle(events.Tick()) - 1
+            handled = self.queue.handle_event(events.Tick()) - 1
 
     def carry_out(self, command: commands.Command) -> None:
         match command:
-            case commands.Tell(message=message):
-                sequence = self.outbox.next()
+            case commands.SendToManager(message=message):
+                sequence = self.outbox.take_next_number()
                 self.outbox.keep(sequence, msgspec.msgpack.encode((sequence, [message])))
                 self.toy.from_pilot(self, sequence, [message])
             case commands.SendHello(hello=hello):
                 self.toy.from_pilot(self, 0, [hello])
-                for frame in self.outbox.unacked():
+                for frame in self.outbox.unacknowledged_frames():
                     self.toy.from_pilot(self, *_decode(frame))
             case commands.DropAcknowledgedFrames(sequence=sequence):
-                self.outbox.acked(sequence)
+                self.outbox.acknowledge(sequence)
             case commands.StartProcess(ordered=ordered):
                 self.processes[ordered.library] = ToyProcess(self, ordered)
-            case commands.Observe(library=number) if number in self.processes:
+            case commands.ObserveLibrary(library=number) if number in self.processes:
                 running = self.processes[number].running
                 seen = [(call, self.toy.now - run.started) for call, run in running.items()]
-                self.handle(events.Observed([events.Observation(number, seen)]))
+                self.handle(events.LibrariesObserved([events.Observation(number, seen)]))
             case commands.InspectOffer(order=order):
                 self.handle(events.OfferInspected(order, why_full=self.refuses))
             case commands.SetTimer(at=at, key=key):
                 self.toy.after(at - self.toy.now, lambda: self.handle(events.TimerFired(key)))
-            case commands.Leave():
+            case commands.ExitPilot():
                 for last in self.core.handle(events.Farewell(), self.toy.now):
                     self.carry_out(last)
                 self.alive = False

@@ -181,15 +181,15 @@ def test_error_names_both_packages_that_declare_the_same_command(declare):
 
 
 def test_checkout_newer_than_its_installation_finds_its_apps(monkeypatch):
-    before = {group: apps.names(group) for group in (apps.APPS, apps.COMMANDS, apps.FORECASTS)}
+    before = {group: apps.list_entry_point_names(group) for group in (apps.APPS, apps.COMMANDS, apps.FORECASTS)}
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
-    assert {group: apps.names(group) for group in before} == before
+    assert {group: apps.list_entry_point_names(group) for group in before} == before
     assert CliRunner().invoke(cli, ["run", "fact_verification", "--help"]).exit_code == 0
 
 
 def test_installation_without_entry_points_reports_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
-    monkeypatch.setattr(apps, "CHECKOUT", tmp_path / "setup.cfg")
+    monkeypatch.setattr(apps, "CHECKOUT_SETUP_FILE", tmp_path / "setup.cfg")
     result = CliRunner().invoke(cli, ["run", "fact_verification"])
     assert result.exit_code == 2
     assert "is older than Stoker's code: install Stoker again" in " ".join(result.output.split())
@@ -197,5 +197,5 @@ def test_installation_without_entry_points_reports_the_remedy(monkeypatch, tmp_p
 
 def test_command_groups_contain_click_commands():
     for group in (apps.APPS, apps.COMMANDS):
-        for name in apps.names(group):
+        for name in apps.list_entry_point_names(group):
             assert isinstance(apps.load_command(group, name), click.Command)

@@ -236,9 +236,8 @@ def test_session_is_watched_planned_and_replayed_as_documented(place: Place) -> 
     assert place.run_program(program.text).split() == ["5", "4", "7", "5", "7"]
     names = re.findall(r"^ +contexts +(lengths-\w{4})\(", place.run("stoker status"), re.MULTILINE)
     shown = {"lengths-0fc9": names[0]}  # the page shows a name from another run
-    status, explained, printed = (
-        place.run(_with(shown, command)) for command in ours("docs/watching.md")
-    )  # the page shows only the lines that are checked below
+    # The page shows only the lines that are checked below.
+    status, explained, printed = (place.run(_with(shown, command)) for command in ours("docs/watching.md"))
     assert re.search(r"lengths-\w{4}\(.*\) +\d hot.* used \d times a load", status), status
     assert re.search(r"ready: [\d.]+ s to start, [\d.]+ s to load", explained), explained
     assert printed == "looking up pilot\n"

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker.manager.cli.plan import plan, render
-from stoker.manager.cli.replay import render as render_replay
+from stoker.manager.cli.plan import plan, render_plan
+from stoker.manager.cli.replay import render_replay_result as render_replay
 from stoker.manager.cli.replay import replay
 from stoker.manager.live.replay import ReplayResult
 from stoker.manager.study import evidence
 from stoker.manager.study.evidence import Reason, Sureness, Work
-from stoker.manager.study.plan import SEEDS, PlanForecast, Range, RunPlan
+from stoker.manager.study.plan import MANY_SEEDS, Percentiles, PlanForecast, RunPlan
 
 TEXT = (Path(__file__).parents[2] / "docs" / "plan-and-replay.md").read_text()
 SAMPLES = [text.splitlines()[1:] for text in re.findall(r"^```\n(\$ .*?)^```", TEXT, re.MULTILINE | re.DOTALL)]
@@ -20,7 +20,7 @@ MADE = RunPlan(
     work=Work("verify", "verify", 2000, 10, 1),
     kind="NVIDIA A10",
     devices=1,
-    as_written=PlanForecast(4, 14_400.0, Range(1232.0, 1362.0, 1427.0), Range(1.11, 1.20, 1.29)),
+    as_written=PlanForecast(4, 14_400.0, Percentiles(1232.0, 1362.0, 1427.0), Percentiles(1.11, 1.20, 1.29)),
     by_blocks=(),
     by_walltime=(),
     best_blocks=4,
@@ -40,10 +40,10 @@ def test_options_on_the_page_equal_the_command_options() -> None:
 
 
 def test_plan_output_looks_like_the_page() -> None:
-    lines = [line for line in render(MADE) if not line.startswith("  cost")]
+    lines = [line for line in render_plan(MADE) if not line.startswith("  cost")]
     assert set(lines) <= set(SAMPLES[0])
     assert "over 20 seeds" in TEXT
-    assert SEEDS == 20
+    assert MANY_SEEDS == 20
 
 
 def test_replay_output_looks_like_the_page() -> None:

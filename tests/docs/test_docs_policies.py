@@ -14,9 +14,9 @@ from sim.worlds import calls, model, source, world
 
 from stoker.config import load_site
 from stoker.manager import policies
-from stoker.manager.live.session_policies import SEAMS, find, policies_for
+from stoker.manager.live.session_policies import SEAM_MEMBERS, create_policies_for_sites, find_policy
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import Happened
+from stoker.manager.sim.log import LoggedEvent
 from stoker.manager.sim.run import Simulation
 from stoker.manager.study.running import simulate_once
 from stoker.manager.study.scenario import load_scenario
@@ -50,7 +50,7 @@ def test_dispatch_policy_chapter_has_one_page() -> None:
 
 def test_page_names_the_required_methods_of_a_dispatch_policy() -> None:
     asked = re.findall(r"^(?:- |\| )`(\w+)(?:\([^`]*\))?`(?:: | \|)", DISPATCH, re.MULTILINE)
-    assert {*SEAMS["dispatch"]} <= {*asked}
+    assert {*SEAM_MEMBERS["dispatch"]} <= {*asked}
 
 
 def test_dispatch_policy_of_the_page_runs_in_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_dispatch_policy_of_the_page_runs_in_the_simulator(tmp_path: Path, monke
 
 
 def test_dispatch_policy_of_the_page_spreads_calls_and_starts_gangs() -> None:
-    find_it = find("least_served.py:LeastServed", folder=EXAMPLES)
+    find_it = find_policy("least_served.py:LeastServed", folder=EXAMPLES)
     lab = world(source(4, init_blocks=4), model(load_s=1.0))
     alone = [*calls(8), *(Arrival(20.0 + 2.0 * n, "llm") for n in range(20))]
     gangs = [Arrival(60.0 + 5.0 * n, "llm", gang=(2, 3)) for n in range(3)]
@@ -71,7 +71,7 @@ def test_dispatch_policy_of_the_page_spreads_calls_and_starts_gangs() -> None:
     run = Simulation(lab, alone, find_it.make())
     outcome = run.run()
     assert (outcome.complete, outcome.failed) == (True, {})
-    began = (p for p, what in zip(run.log.pilot, run.log.what, strict=True) if what == Happened.CALL_BEGAN)
+    began = (p for p, what in zip(run.log.pilot, run.log.what, strict=True) if what == LoggedEvent.CALL_BEGAN)
     counts = Counter(began).values()
     assert len(counts) == 4
     assert max(counts) - min(counts) <= 2
@@ -91,7 +91,7 @@ def test_hooks_and_settings_of_the_page_exist() -> None:
     settings = {name for name, given in told.items() if given == "…"}
     hooks = {name: given for name, given in told.items() if name not in settings}
     base = policies.LoadWhereWanted
-    asked = {"wanted", "measured", "idle", "honours", "lets_sleep", "timer", "failure_judged", "pace_told"}
+    asked = {"wanted", "measured", "idle", "honours", "lets_sleep", "timer", "failure_judged", "pace_advised"}
     assert hooks.keys() == {name for name in vars(base) if not name.startswith("_")} - asked
     for name, given in hooks.items():
         assert [*inspect.signature(getattr(base, name)).parameters][1:] == given.split(", ")
@@ -107,7 +107,8 @@ def test_hooks_and_settings_of_the_page_exist() -> None:
 def test_example_functions_and_classes_are_valid_policies(tmp_path: Path) -> None:
     (tmp_path / "policies.py").write_text(PROGRAMS[1])
     patient, prompt, favourites = (
-        find(f"policies.py:{name}", folder=tmp_path).make() for name in ("patient", "without_backlog", "Favourites")
+        find_policy(f"policies.py:{name}", folder=tmp_path).make()
+        for name in ("patient", "without_backlog", "Favourites")
     )
     residency = patient.residency
     assert isinstance(residency, policies.LoadWhereWanted)
@@ -141,4 +142,4 @@ def test_site_file_of_the_page_loads_the_example_policy(tmp_path: Path) -> None:
     (tmp_path / "spare.py").write_text((EXAMPLES / "spare.py").read_text())
     site = load_site(tmp_path / "site.toml")
     assert site.policy.name == f"{tmp_path}/spare.py:Spare"
-    policies_for([site])
+    create_policies_for_sites([site])

@@ -18,7 +18,7 @@ from gateway.running import LIMIT_S, RunningGateway
 from stoker.apps.common.models_file import parse_models
 from stoker.apps.common.openai_requests import Endpoint
 from stoker.apps.gateway.cli import command as serve
-from stoker.apps.gateway.cli import keys
+from stoker.apps.gateway.cli import manage_keys as keys
 from stoker.manager.cli.main import cli
 
 PAGE = "docs/serve.md"

@@ -21,10 +21,15 @@ from environment.small import ROOT, SmallEnvironment
 from environment.test_environment_packing import PACK
 from fake_manager import FakeManager, recipe
 
-from stoker.manager.environment.carrying import Packed, carry, prepare_pilot_files, starter_command
+from stoker.manager.environment.carrying import (
+    PackedEnvironment,
+    pilot_starter_command,
+    refresh_pilot_files,
+    write_pilot_files,
+)
 from stoker.manager.factory import pilot_command
 from stoker.pilot.transfer.fetch import SEED_FILE
-from stoker.protocol.to_manager import ObjectsHere
+from stoker.protocol.to_manager import ObjectsCached
 from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site
 
 PYTHONS = [path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if os.path.exists(path)]
@@ -107,15 +112,15 @@ def brought(manager: FakeManager, small: SmallEnvironment, node: Node, *, python
         provider=Provider(kind=ProviderKind.CONDOR, shared_files=False),
         environment=Environment(kind=EnvironmentKind.PACKED, python=python),
     )
-    packed = msgspec.json.decode(small.run(PACK, python), type=Packed)
-    carry(manager.folder, site, packed)
-    for path in prepare_pilot_files(manager.folder, site):
+    packed = msgspec.json.decode(small.run(PACK, python), type=PackedEnvironment)
+    write_pilot_files(manager.folder, site, packed)
+    for path in refresh_pilot_files(manager.folder, site):
         shutil.copytree(path, node.folder / path.name, dirs_exist_ok=True)
     pilot_command.issue_block_key(manager.folder, "b7")
     assert not list((node.folder / "session").rglob("pilot.json")), "a node gets only the key of its block"
     shutil.copy(manager.folder.block_key_file("b7"), node.folder)
     options = ["--devices", "cpu:1", "--scratch", str(node.folder), "--block", "b7", "--walltime-s", "600"]
-    return starter_command(manager.folder, site, options)
+    return pilot_starter_command(manager.folder, site, options)
 
 
 @pytest.mark.parametrize("has_python", [True, False], ids=["a Python", "no Python"])
@@ -135,7 +140,7 @@ def test_call_runs_on_a_node_without_stoker_installed(
     assert hello.block == "b7"
     assert 400 < hello.ends_in_s < 599  # 600 s minus the duration of the start
     if not hello.objects:  # the archive of the environment, which the pilot offers to other pilots
-        manager.wait_for(ObjectsHere)
+        manager.wait_for(ObjectsCached)
     assert hello.folder.partition(":")[2].startswith(str(node.folder))
     manager.ready(recipe())
     [(prefix, package, sees)] = manager.results(manager.run(look, [()]))

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from transfer.hosts import FaultyRelay, Link, until
 
-from stoker.contexts.objects import object_of, publish
+from stoker.contexts.objects import make_object_ref, publish_objects
 from stoker.pilot.starter import main
 from stoker.pilot.starter.place import StartError
 from stoker.pilot.transfer import meeting
 from stoker.pilot.transfer.meeting import SeedMeetings
 from stoker.pilot.transfer.seed import Seed
-from stoker.pilot.transfer.server import MOST
+from stoker.pilot.transfer.server import MOST_PEERS
 
 KEY = os.urandom(32)
 SIZE = 32 << 20
@@ -48,8 +48,8 @@ def session(tmp_path: Path):
 @pytest.fixture
 def packages(session: Session, tmp_path: Path) -> dict[str, object]:
     (tmp_path / "archive").write_bytes(os.urandom(SIZE))
-    ref = object_of(tmp_path / "archive", memo=tmp_path / "memo")
-    publish(session.folder / "objects", (ref,))
+    ref = make_object_ref(tmp_path / "archive", digest_cache_file=tmp_path / "memo")
+    publish_objects(session.folder / "objects", (ref,))
     return {"name": ref.name, "size_bytes": ref.size_bytes, "source": str(tmp_path / "nowhere")}
 
 
@@ -59,7 +59,7 @@ class Starters:
     def __init__(self, packages: dict[str, object], session: Session, folder: Path) -> None:
         self._packages, self._session, self._folder = packages, session, folder
         self._threads: list[threading.Thread] = []
-        self._serving: list[main.Serving] = []
+        self._serving: list[main.SharedArchiveFetch] = []
         self.failures: list[Exception] = []
 
     def start(self, count: int) -> None:
@@ -82,7 +82,7 @@ class Starters:
     def _thread(self, number: int) -> threading.Thread:
         def get() -> None:
             try:
-                serving = main.get_packages(self._packages, self._copy(number), session=self._session.folder)
+                serving = main.get_environment_archive(self._packages, self._copy(number), session=self._session.folder)
                 self._serving.append(serving)
             except Exception as error:
                 self.failures.append(error)
@@ -120,11 +120,11 @@ def test_starter_without_peers_gets_every_part_from_the_seed(
     starters.start(1)
     starters.wait()
     if gone == "exited":
-        monkeypatch.setattr(meeting, "FORGOTTEN", 0.0)
+        monkeypatch.setattr(meeting, "MISSED_REPORTS", 0.0)
     else:
-        monkeypatch.setattr(meeting, "HELD_S", 10_000.0)
+        monkeypatch.setattr(meeting, "REPORTED_RESEND_S", 10_000.0)
         for port in (1, 2, 3):
-            meeting.meet(
+            meeting.report_to_seed(
                 packages["name"], f"127.0.0.1:{port}", have=b"\xff", again_s=60.0, seed=session.seed.address, key=KEY
             )
     starters.close()
@@ -139,20 +139,20 @@ def test_unchanged_archive_on_disk_is_used_without_a_seed(tmp_path: Path, packag
     bare = tmp_path / "bare"
     bare.mkdir()
     with pytest.raises(StartError, match="has changed"):
-        main.get_packages({**packages, "source": str(tmp_path / "other")}, tmp_path / "copy", session=bare)
+        main.get_environment_archive({**packages, "source": str(tmp_path / "other")}, tmp_path / "copy", session=bare)
     assert not (tmp_path / "copy").exists()
-    main.get_packages({**packages, "source": str(tmp_path / "archive")}, tmp_path / "copy", session=bare)
+    main.get_environment_archive({**packages, "source": str(tmp_path / "archive")}, tmp_path / "copy", session=bare)
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "archive").read_bytes()
 
 
 def test_starters_learn_the_addresses_of_each_other(session: Session):
     def meet(address: str) -> set[str]:
-        return set(meeting.meet("one", address, seed=session.seed.address, key=KEY))
+        return set(meeting.report_to_seed("one", address, seed=session.seed.address, key=KEY))
 
     assert meet("10.0.0.1:5") == set()
     assert meet("10.0.0.2:5") == {"10.0.0.1:5"}
     assert meet("10.0.0.1:5") == {"10.0.0.2:5"}
-    assert meeting.meet("other", "10.0.0.3:5", seed=session.seed.address, key=KEY) == []
+    assert meeting.report_to_seed("other", "10.0.0.3:5", seed=session.seed.address, key=KEY) == []
 
 
 # ---- peers named by the seed
@@ -161,27 +161,27 @@ def test_starters_learn_the_addresses_of_each_other(session: Session):
 def crowd(meetings: SeedMeetings, count: int) -> dict[str, list[str]]:
     """Let `count` addresses meet the seed 3 times; return the last answer for each address."""
     addresses = [f"10.0.0.{number}:5" for number in range(count)]
-    return {address: meetings.meet("one", address) for _ in range(3) for address in addresses}
+    return {address: meetings.record_report("one", address) for _ in range(3) for address in addresses}
 
 
 def test_seed_names_a_peer_to_no_more_starters_than_it_can_serve():
     meetings = SeedMeetings()
     told = crowd(meetings, 50)
-    assert all(len(others) == meeting.SOURCES and address not in others for address, others in told.items())
+    assert all(len(others) == meeting.SOURCES_PER_ANSWER and address not in others for address, others in told.items())
     named = Counter(one for others in told.values() for one in others)
-    assert max(named.values()) <= MOST
+    assert max(named.values()) <= MOST_PEERS
 
 
 def test_seed_names_the_same_peers_while_they_are_useful():
     meetings = SeedMeetings()
     told = crowd(meetings, 20)
     for address, others in told.items():
-        assert meetings.meet("one", address) == others
+        assert meetings.record_report("one", address) == others
     address, (first, *rest) = next(iter(told.items()))
-    others = meetings.meet("one", address, lost=[first])
+    others = meetings.record_report("one", address, lost=[first])
     assert first not in others
     assert set(rest) < set(others)
-    assert meetings.meet("one", address, wants=False) == []  # this address has the whole archive
+    assert meetings.record_report("one", address, wants=False) == []  # this address has the whole archive
 
 
 def test_isolated_peers_learn_of_a_peer_with_more_parts():
@@ -189,35 +189,35 @@ def test_isolated_peers_learn_of_a_peer_with_more_parts():
     first = [f"10.0.0.{number}:5" for number in range(4)]
     for _ in range(2):
         for address in first:
-            meetings.meet("one", address, have=b"\x01")
-    assert all(set(meetings.meet("one", address, have=b"\x01")) == set(first) - {address} for address in first)
-    meetings.meet("one", "10.0.0.9:5", have=b"\x03")
-    assert "10.0.0.9:5" in meetings.meet("one", first[0], have=b"\x01")
-    assert "10.0.0.9:5" not in meetings.meet("one", first[1], have=b"\x03")
+            meetings.record_report("one", address, have=b"\x01")
+    assert all(set(meetings.record_report("one", address, have=b"\x01")) == set(first) - {address} for address in first)
+    meetings.record_report("one", "10.0.0.9:5", have=b"\x03")
+    assert "10.0.0.9:5" in meetings.record_report("one", first[0], have=b"\x01")
+    assert "10.0.0.9:5" not in meetings.record_report("one", first[1], have=b"\x03")
 
 
 def test_part_assigned_to_a_living_peer_is_withheld():
     meetings = SeedMeetings()
-    meetings.meet("one", "10.0.0.1:5", have=b"\x02")
-    assert meetings.spared_s("one", 1, "10.0.0.1") == 0.0  # no other source exists
-    meetings.meet("one", "10.0.0.2:5")
-    spared = [meetings.spared_s("one", index, "10.0.0.2") for index in (0, 1)]
-    assert spared == [meeting.UNHEARD_S, meeting.HELD_S]
-    assert meetings.spared_s("other", 1, "10.0.0.2") == 0.0
+    meetings.record_report("one", "10.0.0.1:5", have=b"\x02")
+    assert meetings.resend_delay_s("one", 1, "10.0.0.1") == 0.0  # no other source exists
+    meetings.record_report("one", "10.0.0.2:5")
+    spared = [meetings.resend_delay_s("one", index, "10.0.0.2") for index in (0, 1)]
+    assert spared == [meeting.UNREPORTED_RESEND_S, meeting.REPORTED_RESEND_S]
+    assert meetings.resend_delay_s("other", 1, "10.0.0.2") == 0.0
 
 
 def test_seed_withholds_no_part_from_a_starter_without_peers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(meeting, "_CHECK_S", 0.0)
     meetings = SeedMeetings()
-    meetings.meet("one", "10.0.0.1:5", have=b"\x02")
-    meetings.meet("one", "10.0.0.2:5", lost=["10.0.0.1:5"], alone=True)
-    assert meetings.spared_s("one", 1, "10.0.0.2") == 0.0
-    assert meetings.spared_s("one", 1, "10.0.0.1") == meeting.HELD_S
+    meetings.record_report("one", "10.0.0.1:5", have=b"\x02")
+    meetings.record_report("one", "10.0.0.2:5", lost=["10.0.0.1:5"], alone=True)
+    assert meetings.resend_delay_s("one", 1, "10.0.0.2") == 0.0
+    assert meetings.resend_delay_s("one", 1, "10.0.0.1") == meeting.REPORTED_RESEND_S
 
 
 def test_silent_peer_is_forgotten(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(meeting, "_CHECK_S", 0.0)
     meetings = SeedMeetings()
-    meetings.meet("one", "10.0.0.1:5", have=b"\x02", again_s=-1.0)
-    assert meetings.meet("one", "10.0.0.2:5") == []
-    assert meetings.spared_s("one", 1, "10.0.0.2") == 0.0
+    meetings.record_report("one", "10.0.0.1:5", have=b"\x02", again_s=-1.0)
+    assert meetings.record_report("one", "10.0.0.2:5") == []
+    assert meetings.resend_delay_s("one", 1, "10.0.0.2") == 0.0

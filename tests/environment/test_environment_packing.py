@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from environment.small import ROOT, SmallEnvironment
 
-from stoker.manager.environment.carrying import TIME_S, Packed, write_archive
+from stoker.manager.environment.carrying import FILE_TIME_S, PackedEnvironment, write_archive
 from stoker.manager.environment.members import ArchiveMember
-from stoker.pilot.starter.place import StartError, finish, unpack
+from stoker.pilot.starter.place import StartError, make_virtual_environment, unpack
 
 PACK = (
     "import msgspec, sys; from stoker.manager.environment.carrying import pack_environment\n"
@@ -23,8 +23,8 @@ KEY = "from stoker.manager.environment.members import inspect_environment; print
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def pack(small: SmallEnvironment, *arguments: str) -> Packed:
-    return msgspec.json.decode(small.run(PACK, *arguments), type=Packed)
+def pack(small: SmallEnvironment, *arguments: str) -> PackedEnvironment:
+    return msgspec.json.decode(small.run(PACK, *arguments), type=PackedEnvironment)
 
 
 @pytest.fixture
@@ -36,11 +36,11 @@ def other(small: SmallEnvironment, tmp_path: Path) -> SmallEnvironment:
 
 
 @pytest.mark.long
-def test_packed_environment_runs_from_another_folder(packed: Packed, tmp_path: Path):
+def test_packed_environment_runs_from_another_folder(packed: PackedEnvironment, tmp_path: Path):
     folder = tmp_path / "a place"
     folder.mkdir()
     unpack(Path(packed.packages.source), folder)
-    finish(folder, version=packed.python, named="", base=Path(packed.base))
+    make_virtual_environment(folder, version=packed.python, named="", base=Path(packed.base))
     code = (
         "import sys, stoker, zmq, msgspec; print(sys.prefix, sys.base_prefix, stoker.__file__, zmq.__file__, sep='\\n')"
     )
@@ -56,20 +56,22 @@ def test_packed_environment_runs_from_another_folder(packed: Packed, tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def packed(small: SmallEnvironment) -> Packed:
+def packed(small: SmallEnvironment) -> PackedEnvironment:
     return pack(small)
 
 
-def test_packed_environment_contains_the_required_files(packed: Packed):
+def test_packed_environment_contains_the_required_files(packed: PackedEnvironment):
     with tarfile.open(packed.packages.source) as tar:
         names = {member.name: member for member in tar}
         inside = f"lib/python{VERSION}/site-packages/"
         compiled = tar.extractfile(next(name for name in names if name.startswith(f"{inside}msgspec/__pycache__/")))
-        assert int.from_bytes(compiled.read()[8:12], "little") == TIME_S, "bytecode has the time of its packed source"
+        assert int.from_bytes(compiled.read()[8:12], "little") == FILE_TIME_S, (
+            "bytecode has the time of its packed source"
+        )
     assert f"{inside}stoker/pilot/agent/agent.py" in names
     assert f"{inside}stoker/pilot/starter/start.sh" in names
     assert not [name for name in names if "/.git" in name or name.startswith(("base/", "bin/python", "bin/activate"))]
-    assert {member.mtime for member in names.values()} == {TIME_S}
+    assert {member.mtime for member in names.values()} == {FILE_TIME_S}
     assert {member.uid for member in names.values()} == {0}
     with tarfile.open(packed.base) as tar:
         base = set(tar.getnames())
@@ -79,7 +81,7 @@ def test_packed_environment_contains_the_required_files(packed: Packed):
 
 
 def test_equal_environments_are_packed_once_into_one_archive(
-    small: SmallEnvironment, other: SmallEnvironment, packed: Packed
+    small: SmallEnvironment, other: SmallEnvironment, packed: PackedEnvironment
 ):
     inode = Path(packed.packages.source).stat().st_ino
     named = pack(small, "python3.11")
@@ -147,7 +149,7 @@ def test_files_that_pip_installed_elsewhere_are_packed(other: SmallEnvironment, 
     (other.packages / "boxed" / "of_second.py").write_text("")
     (tmp_path / "elsewhere" / "own.py").write_text("")
     said = other.run(f"import sys; sys.path.insert(0, {str(tmp_path / 'elsewhere')!r})\n{PACK}", "python3")
-    with tarfile.open(msgspec.json.decode(said, type=Packed).packages.source) as tar:
+    with tarfile.open(msgspec.json.decode(said, type=PackedEnvironment).packages.source) as tar:
         inside = f"lib/python{VERSION}/site-packages/"
         file = tar.extractfile(f"{inside}boxed/__init__.py")
         assert file.read() == b"first"
@@ -191,26 +193,26 @@ def test_unsuitable_interpreter_is_reported(tmp_path: Path, said: str, expected:
     named.write_text(f"#!/bin/sh\n{said}\n")
     named.chmod(0o755)
     with pytest.raises(StartError, match=expected):
-        finish(tmp_path, version=VERSION, named=str(named), base=tmp_path / "none")
+        make_virtual_environment(tmp_path, version=VERSION, named=str(named), base=tmp_path / "none")
 
 
 def test_starter_runs_without_installed_packages(small: SmallEnvironment, tmp_path: Path):
     """`start.pyz` contains all its imports: run it without the project and without packages."""
-    from stoker.manager.environment.carrying import carry, starter_command
+    from stoker.manager.environment.carrying import pilot_starter_command, write_pilot_files
     from stoker.protocol.session import SessionFolder
     from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site
 
     folder = SessionFolder(tmp_path / "session")
-    folder.make()
+    folder.create_folders()
     site = Site(
         name="here",
         provider=Provider(kind=ProviderKind.SLURM),
         environment=Environment(kind=EnvironmentKind.PACKED, python="python-of-nobody"),
     )
-    place = carry(folder, site, pack(small, "python-of-nobody"))
+    place = write_pilot_files(folder, site, pack(small, "python-of-nobody"))
     assert not (place / "base.tar.gz").exists()
     assert not (place / "keys").exists()
-    command = starter_command(folder, site, ["--scratch", str(tmp_path)])
+    command = pilot_starter_command(folder, site, ["--scratch", str(tmp_path)])
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 1
     assert "has no python-of-nobody, and the environment is for Python" in ran.stderr
@@ -222,7 +224,7 @@ def test_starter_runs_without_installed_packages(small: SmallEnvironment, tmp_pa
     "posix_local" in sysconfig.get_scheme_names(),
     reason="this Python is Debian's: it looks for packages in dist-packages, which no conda environment has",
 )
-def test_conda_environment_includes_its_libraries(small: SmallEnvironment, packed: Packed, tmp_path: Path):
+def test_conda_environment_includes_its_libraries(small: SmallEnvironment, packed: PackedEnvironment, tmp_path: Path):
     prefix = tmp_path / "conda"
     unpack(Path(packed.base), tmp_path)
     (tmp_path / "base").rename(prefix)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.pilot.starter.place import Environments, StartError, base_folder, finish
+from stoker.pilot.starter.place import Environments, StartError, base_folder, make_virtual_environment
 
 FILES = {"lib/a.py": "a = 1\n", "lib/b/c.py": "c = 3\n", "bin/run": "run"}
 
@@ -36,8 +36,10 @@ def enter(tmp_path: Path) -> Callable[..., Path]:
                 log.write(f"{name}\n")
             target.write_bytes(archive.read_bytes())
 
-        home = Environments(tmp_path, keep_bytes=keep_bytes)
-        return home.enter(name, room_bytes=room_bytes, get=get, finish=lambda folder: (folder / "ready").touch())
+        home = Environments(tmp_path, max_bytes=keep_bytes)
+        return home.prepare_and_lock(
+            name, needed_bytes=room_bytes, get_archive=get, make_usable=lambda folder: (folder / "ready").touch()
+        )
 
     return go
 
@@ -85,7 +87,7 @@ def test_incomplete_interpreter_is_completed(tmp_path: Path):
     (folder / "base" / "lib").mkdir(parents=True)
     (folder / "base" / "lib" / "one.py").write_text("one" * 100)
     (folder / "base" / "lib" / "two.py").write_text("tw")
-    finish(folder, version=version, named="", base=tmp_path / "base.tar.gz")
+    make_virtual_environment(folder, version=version, named="", base=tmp_path / "base.tar.gz")
     for name in ("one", "two", "three"):
         assert (folder / "base" / "lib" / f"{name}.py").read_text() == name * 100
     assert (folder / "bin" / "python").resolve() == Path(sys.executable).resolve()
@@ -113,7 +115,8 @@ def test_several_starters_at_once_unpack_one_environment(tmp_path: Path):
         "    Path(sys.argv[1], 'gets').open('a').write('one ')\n"
         "    time.sleep(0.3)\n"
         "    shutil.copy(Path(sys.argv[1], 'some.tar.gz'), target)\n"
-        "place = Environments(Path(sys.argv[1])).enter('one', room_bytes=1, get=get, finish=lambda folder: None)\n"
+        "environments = Environments(Path(sys.argv[1]))\n"
+        "place = environments.prepare_and_lock('one', needed_bytes=1, get_archive=get, make_usable=lambda _: None)\n"
         "print((place / 'lib' / 'b' / 'c.py').read_text())"
     )
     started = [
@@ -162,7 +165,9 @@ def test_archives_with_paths_outside_their_folder_are_refused(tmp_path: Path, na
             tar.addfile(tarfile.TarInfo(name))
 
     with pytest.raises(StartError, match="is damaged"):
-        Environments(tmp_path).enter("bad", room_bytes=1, get=get, finish=lambda _folder: None)
+        Environments(tmp_path).prepare_and_lock(
+            "bad", needed_bytes=1, get_archive=get, make_usable=lambda _folder: None
+        )
 
 
 def test_scratch_folder_expands_a_variable_and_contains_the_user_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -60,7 +60,7 @@ class ManagerEnd:
     def turn(self) -> None:
         assert self.sockets is not None
         self.sockets.wait(20)
-        for _, peer, data in self.sockets.frames():
+        for _, peer, data in self.sockets.read_frames():
             frame = self._read(data)
             if frame.sequence and frame.sequence != self._last.get(peer, 0) + 1:
                 continue  # the frame is repeated, or an earlier frame is missing

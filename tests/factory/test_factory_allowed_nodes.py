@@ -12,11 +12,11 @@ from factory.test_factory_keeper import B0, KeeperHarness
 from factory.toy_batch import ToyBatch
 
 from stoker.manager.factory import condor_ads, condor_description
-from stoker.manager.factory.allowed_nodes import placed
-from stoker.manager.factory.batch import NoNodeLeft, SubmissionRefused
-from stoker.manager.factory.factory import Factory
+from stoker.manager.factory.allowed_nodes import restrict_to_allowed_nodes
+from stoker.manager.factory.batch import NoNodeForJob, SubmissionRefused
+from stoker.manager.factory.factory import BatchJobFactory
 from stoker.manager.factory.slurm import SlurmBatch
-from stoker.manager.factory.submitting import render
+from stoker.manager.factory.submitting import render_submit_script
 from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, KnownBlock
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate
@@ -32,7 +32,7 @@ def site(kind: ProviderKind = ProviderKind.SLURM, **provider: object) -> Site:
 
 def asked(site: Site, option: str) -> list[str]:
     """Return the lines of a submit script with an option, in order."""
-    script = render(site, job="j", command="run-a-pilot")
+    script = render_submit_script(site, job="j", command="run-a-pilot")
     head = [line.removeprefix("#SBATCH ").strip() for line in script.splitlines() if line.startswith("#SBATCH")]
     return [line for line in head if line.startswith(option)]
 
@@ -51,21 +51,26 @@ def asked(site: Site, option: str) -> list[str]:
 )
 def test_slurm_gets_the_excluded_nodes_of_the_site_and_of_stoker(options: tuple[str, ...], all_of_them: str) -> None:
     there = site(options=options)
-    assert asked(placed(there, AWAY), "--exclude=")[-1] == f"--exclude={all_of_them}"
-    assert asked(placed(there, AllowedNodes()), "--exclude=n2") == []
+    assert asked(restrict_to_allowed_nodes(there, AWAY), "--exclude=")[-1] == f"--exclude={all_of_them}"
+    assert asked(restrict_to_allowed_nodes(there, AllowedNodes()), "--exclude=n2") == []
 
 
 def test_excluded_nodes_in_a_file_of_the_site_are_merged(tmp_path: Path) -> None:
     file = tmp_path / "nodes"
     file.write_text("n3\nn[4,5],n6\n")
-    assert asked(placed(site(options=(f"--exclude={file}",)), AWAY), "--exclude=")[-1] == "--exclude=n3,n[4,5],n6,n2,n7"
+    assert (
+        asked(restrict_to_allowed_nodes(site(options=(f"--exclude={file}",)), AWAY), "--exclude=")[-1]
+        == "--exclude=n3,n[4,5],n6,n2,n7"
+    )
     missing = site(options=("--exclude=./none",))
-    assert placed(missing, AWAY) == missing
+    assert restrict_to_allowed_nodes(missing, AWAY) == missing
 
 
 def test_options_in_worker_init_count_too() -> None:
     init = "# ours\n#SBATCH --exclude=n3\n\nmodule load cuda\n#SBATCH --exclude=n9\n"
-    script = render(placed(site(worker_init=init), AWAY), job="j", command="run-a-pilot")
+    script = render_submit_script(
+        restrict_to_allowed_nodes(site(worker_init=init), AWAY), job="j", command="run-a-pilot"
+    )
     effective = script[: script.index("module load cuda")]
     assert [line for line in effective.splitlines() if "--exclude" in line][-1] == "#SBATCH --exclude=n3,n2,n7"
     assert script.count("module load cuda") == 1
@@ -76,12 +81,12 @@ def test_slurm_probe_is_one_minute_on_one_node_only() -> None:
         nodes=4, gpus="a10:2", walltime_s=Duration(7200), memory_bytes=Size(4 << 30),
         options=("--time=02:00:00", "--nodelist=n[1-8]", "--array=0-3", "--exclusive"),
     )  # fmt: skip
-    probe = placed(wide, PROBE)
+    probe = restrict_to_allowed_nodes(wide, PROBE)
     assert [asked(probe, option)[-1] for option in ("--time", "--nodes", "--nodelist", "--array")] == [
         "--time=1", "--nodes=1", "--nodelist=n2", "--array=0",
     ]  # fmt: skip
     assert asked(probe, "--gres") == ["--gres=gpu:a10:2"]
-    assert "srun" not in render(probe, job="j", command="run-a-pilot")
+    assert "srun" not in render_submit_script(probe, job="j", command="run-a-pilot")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +104,9 @@ def test_slurm_probe_is_one_minute_on_one_node_only() -> None:
     ],
 )
 def test_condor_gets_the_requirements_of_the_site_and_of_stoker(provider: dict[str, object], requirements: str) -> None:
-    text = condor_description.describe(placed(site(ProviderKind.CONDOR, **provider), AWAY), session="k3v9", block="b7")
+    text = condor_description.render_description(
+        restrict_to_allowed_nodes(site(ProviderKind.CONDOR, **provider), AWAY), session="k3v9", block="b7"
+    )
     given = [line for line in text.splitlines() if line.lower().startswith("requirements")]
     assert given == [f"requirements = {requirements}"]
     assert ("+Lab = 1" in text) is ("options" in provider)
@@ -107,7 +114,7 @@ def test_condor_gets_the_requirements_of_the_site_and_of_stoker(provider: dict[s
 
 def test_condor_probe_runs_for_a_minute_on_one_machine() -> None:
     pool = site(ProviderKind.CONDOR, requirements="HasScratch", walltime_s=Duration(7200))
-    text = condor_description.describe(placed(pool, PROBE), session="k3v9", block="b7")
+    text = condor_description.render_description(restrict_to_allowed_nodes(pool, PROBE), session="k3v9", block="b7")
     assert 'requirements = (HasScratch) && (TARGET.Machine == "n2")' in text
     assert "+StokerWalltime = 60\n" in text
     assert "> 60)" in text
@@ -115,7 +122,7 @@ def test_condor_probe_runs_for_a_minute_on_one_machine() -> None:
 
 def test_other_batch_systems_get_no_node_options() -> None:
     pbs = site(ProviderKind.PBS)
-    assert placed(pbs, AWAY) == pbs
+    assert restrict_to_allowed_nodes(pbs, AWAY) == pbs
 
 
 # ---- answers
@@ -140,12 +147,12 @@ def test_submitted_script_excludes_the_nodes(batch: SlurmBatch, slurm: FakeSlurm
 @pytest.mark.parametrize("why", ["Requested node configuration is not available", "Invalid node name specified"])
 def test_unknown_node_error_of_slurm_is_recognized(batch: SlurmBatch, slurm: FakeSlurm, why: str) -> None:
     slurm.fault("sbatch", code=1, err=f"sbatch: error: Batch job submission failed: {why}")
-    with pytest.raises(NoNodeLeft, match=why):
+    with pytest.raises(NoNodeForJob, match=why):
         batch.submit(B7, AWAY)
     slurm.fault("sbatch", code=1, err="sbatch: error: Batch job submission failed: Invalid partition name specified")
     with pytest.raises(SubmissionRefused) as caught:
         batch.submit(B7, AWAY)
-    assert not isinstance(caught.value, NoNodeLeft)
+    assert not isinstance(caught.value, NoNodeForJob)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +196,7 @@ class ChoosyBatch(ToyBatch):
     def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:
         self.allowed.append(allowed)
         if self.is_full:
-            raise NoNodeLeft("Requested node configuration is not available")
+            raise NoNodeForJob("Requested node configuration is not available")
         return super().submit(block)
 
 
@@ -202,23 +209,23 @@ def choosy() -> KeeperHarness:
 
 
 def test_keeper_submits_a_block_to_the_ordered_nodes(choosy: KeeperHarness) -> None:
-    choosy.keeper.order([B0], AWAY)
+    choosy.keeper.add_ordered_blocks([B0], AWAY)
     choosy.settle()
     assert choosy.batch.allowed == [AWAY]  # type: ignore[attr-defined]
-    choosy.keeper.sync([KnownBlock(BlockId("b9"), "lab", BlockPhase.ASKED, allowed=PROBE)])
+    choosy.keeper.match_manager_blocks([KnownBlock(BlockId("b9"), "lab", BlockPhase.ASKED, allowed=PROBE)])
     choosy.settle()
     assert choosy.batch.allowed == [AWAY, PROBE]  # type: ignore[attr-defined]
 
 
 def test_keeper_reports_that_no_node_is_left(choosy: KeeperHarness) -> None:
     choosy.batch.is_full = True  # type: ignore[attr-defined]
-    choosy.keeper.order([B0], AWAY)
+    choosy.keeper.add_ordered_blocks([B0], AWAY)
     why = "Requested node configuration is not available"
     assert choosy.settle() == [BlockUpdate(B0, BlockPhase.REFUSED, reason=why, no_node=True)]
 
 
 def test_keeper_reports_a_pending_job_without_a_node(choosy: KeeperHarness) -> None:
-    choosy.keeper.order([B0], AWAY)
+    choosy.keeper.add_ordered_blocks([B0], AWAY)
     choosy.settle()
     [update] = choosy.see(10, BlockPhase.PENDING, "ReqNodeNotAvail", no_node=True)
     assert isinstance(update, BlockUpdate)
@@ -227,7 +234,7 @@ def test_keeper_reports_a_pending_job_without_a_node(choosy: KeeperHarness) -> N
 
 def test_batch_system_without_node_choice_gets_the_block() -> None:
     desk = KeeperHarness()
-    desk.keeper.order([B0], AWAY)
+    desk.keeper.add_ordered_blocks([B0], AWAY)
     desk.settle()
     assert desk.batch.submitted == [B0]
 
@@ -235,7 +242,7 @@ def test_batch_system_without_node_choice_gets_the_block() -> None:
 def test_factory_logs_which_source_cannot_exclude_nodes(manager: ManagerEnd, caplog: pytest.LogCaptureFixture) -> None:
     named = {"old": site(ProviderKind.PBS), "new": site()}
     with caplog.at_level("INFO", logger="stoker.factory"):
-        Factory(manager.folder, sites=named, parent=os.getppid()).close()
+        BatchJobFactory(manager.folder, sites=named, parent=os.getppid()).close()
     said = [text for text in caplog.messages if "excludes no failed nodes" in text]
     assert said == [
         "source old: Stoker excludes no failed nodes for PBS jobs: a new block may start on such a node again"

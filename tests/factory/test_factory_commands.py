@@ -12,8 +12,8 @@ import psutil
 import pytest
 from live.peers import until
 
-from stoker.manager.factory.batch import BatchTrouble
-from stoker.manager.factory.commands import CommandResult, CommandRunner, clean_environment
+from stoker.manager.factory.batch import BatchSystemError
+from stoker.manager.factory.commands import CommandResult, CommandRunner, remove_batch_variables
 from stoker.manager.factory.local import LocalBatch
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import BlockId
@@ -47,7 +47,7 @@ def test_command_returns_its_output(tmp_path: Path) -> None:
 def test_hanging_command_is_killed_with_all_its_children(tmp_path: Path, once: Callable[[Path], None]) -> None:
     started = time.monotonic()
     once(tmp_path / "begun")
-    with pytest.raises(BatchTrouble, match=r"^squeue has not answered for 0.5 s$"):
+    with pytest.raises(BatchSystemError, match=r"^squeue has not answered for 0.5 s$"):
         CommandRunner(limit_s=0.5, folder=tmp_path).run(
             ["sh", "-c", "sleep 500 & echo $! > child; setsid sleep 500 & echo $! >> child; touch begun; wait"],
             name="squeue",
@@ -61,7 +61,7 @@ def test_hanging_command_is_killed_with_all_its_children(tmp_path: Path, once: C
 def test_output_before_a_timeout_is_part_of_the_error(tmp_path: Path, where: str, once: Callable[[Path], None]) -> None:
     once(tmp_path / "said")
     line = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
-    with pytest.raises(BatchTrouble) as caught:
+    with pytest.raises(BatchSystemError) as caught:
         CommandRunner(limit_s=0.5, folder=tmp_path).run(
             ["sh", "-c", f"echo '{line}' >&{where}; touch said; sleep 500"], name="sbatch"
         )
@@ -70,14 +70,14 @@ def test_output_before_a_timeout_is_part_of_the_error(tmp_path: Path, where: str
 
 
 def test_missing_command_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(BatchTrouble, match="sbitch cannot be run"):
+    with pytest.raises(BatchSystemError, match="sbitch cannot be run"):
         CommandRunner(limit_s=5, folder=tmp_path).run(["sbitch"])
 
 
 def test_missing_working_folder_of_commands_is_created(tmp_path: Path) -> None:
     commands = CommandRunner(limit_s=10, folder=tmp_path / "submit")
     assert commands.run(["pwd"]).out == f"{tmp_path}/submit\n"
-    with pytest.raises(BatchTrouble, match="cannot be run"):
+    with pytest.raises(BatchSystemError, match="cannot be run"):
         CommandRunner(limit_s=10, folder=tmp_path / "no session" / "submit").run(["pwd"])
 
 
@@ -88,7 +88,7 @@ def test_large_outputs_are_read(tmp_path: Path) -> None:
 
 def test_slurm_variables_of_this_process_are_hidden() -> None:
     given = {"PATH": "/bin", "SLURM_JOB_ID": "1", "SBATCH_PARTITION": "x", "SQUEUE_FORMAT": "%i", "SLURM_CONF": "/c"}
-    assert clean_environment(given) == {"PATH": "/bin", "SLURM_CONF": "/c"}
+    assert remove_batch_variables(given) == {"PATH": "/bin", "SLURM_CONF": "/c"}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_slurm_variables_of_this_process_are_hidden() -> None:
     ],
 )
 def test_failure_is_reported_in_the_words_of_the_command(err: str, words: str) -> None:
-    assert CommandResult(1, "", err).words == words
+    assert CommandResult(1, "", err).failure_reason == words
 
 
 # ---- local blocks

@@ -9,8 +9,8 @@ import pytest
 from factory.toy_batch import Clock, ToyBatch
 
 from stoker.errors import ConfigError
-from stoker.manager.factory.batch import Batch, BatchJobStatus
-from stoker.manager.factory.keeper import MOST_UNANSWERED, BlockKeeper, FactoryUpdate
+from stoker.manager.factory.batch import BatchJobStatus, BatchSystem
+from stoker.manager.factory.keeper import MAX_UNANSWERED_SUBMISSIONS, BlockKeeper, FactoryUpdate
 from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
@@ -36,16 +36,16 @@ class KeeperHarness:
             "lab", make=lambda: self.batch, owners=self.owners, poll_s=10, lag_s=60, was_tried=was_tried.__contains__,
             clock=self.clock,
         )  # fmt: skip
-        self.keeper.sync([])
+        self.keeper.match_manager_blocks([])
         return self.keeper
 
     def settle(self) -> list[FactoryUpdate]:
         """Step the keeper until no work is due; return the new updates."""
         fresh: list[FactoryUpdate] = []
         for _ in range(50):
-            if self.keeper.due_in() != 0:
+            if self.keeper.seconds_until_step() != 0:
                 break
-            fresh += self.keeper.step()
+            fresh += self.keeper.run_step()
         else:
             raise AssertionError("it never comes to rest")
         self.said += fresh
@@ -60,7 +60,7 @@ class KeeperHarness:
         return self.later(seconds)
 
     def order(self, *blocks: BlockId) -> list[FactoryUpdate]:
-        self.keeper.order(blocks)
+        self.keeper.add_ordered_blocks(blocks)
         return self.settle()
 
 
@@ -78,7 +78,7 @@ def test_ordered_block_is_followed_until_its_end(desk: KeeperHarness) -> None:
     assert desk.see(1, PENDING, "Priority", 600) == [BlockUpdate(B0, PENDING, "1", "Priority", 600)]
     assert told(desk.see(10, RUNNING, "on n1")) == [(B0, RUNNING, "on n1")]
     assert told(desk.see(10, ENDED, "preempted by Slurm")) == [(B0, ENDED, "preempted by Slurm")]
-    assert desk.keeper.due_in() is None
+    assert desk.keeper.seconds_until_step() is None
 
 
 def test_unchanged_state_is_not_reported_again(desk: KeeperHarness) -> None:
@@ -96,10 +96,10 @@ def test_manager_receives_the_reason_why_a_job_ended(desk: KeeperHarness) -> Non
     again = "queued again, because the job was preempted or its node failed: BeginTime"
     assert told(desk.see(10, PENDING, "BeginTime")) == [(B0, PENDING, again)]
     desk.see(10, RUNNING, "on n1")
-    assert desk.see(10, PENDING, "BeginTime", again="queued again by Slurm") == [
+    assert desk.see(10, PENDING, "BeginTime", requeue_reason="queued again by Slurm") == [
         BlockUpdate(B0, PENDING, "1", "queued again by Slurm: BeginTime")
     ]
-    assert desk.see(10, PENDING, "BeginTime", loss=LossReason.PREEMPTED, again="preempted by Slurm") == [
+    assert desk.see(10, PENDING, "BeginTime", loss=LossReason.PREEMPTED, requeue_reason="preempted by Slurm") == [
         BlockUpdate(B0, PENDING, "1", "preempted by Slurm: BeginTime", loss=LossReason.PREEMPTED)
     ]
     assert desk.see(10, RUNNING, "on n2") == [BlockUpdate(B0, RUNNING, "1", "on n2")]
@@ -113,7 +113,7 @@ def test_repeated_order_is_carried_out_once(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(1, ENDED, "done")
     desk.order(B0)
-    desk.keeper.sync([KnownBlock(B0, "lab", ASKED)])
+    desk.keeper.match_manager_blocks([KnownBlock(B0, "lab", ASKED)])
     desk.settle()
     assert desk.batch.submitted == [B0]
 
@@ -138,7 +138,7 @@ def test_queries_are_less_frequent_during_trouble(desk: KeeperHarness) -> None:
     desk.order(B0)
     waits = []
     for _ in range(6):
-        waits.append(desk.keeper.due_in() or 0)
+        waits.append(desk.keeper.seconds_until_step() or 0)
         desk.later(waits[-1])
     assert waits == [1, 2, 4, 8, 16, 32]
 
@@ -174,7 +174,7 @@ def test_job_that_listings_show_20_seconds_late_is_found(desk: KeeperHarness) ->
 def test_new_factory_does_not_resubmit_a_job_that_is_listed_late(desk: KeeperHarness) -> None:
     desk.batch.put(B0)
     desk.batch.hides = True
-    desk.another(was_tried={B0}).sync([KnownBlock(B0, "lab", ASKED), KnownBlock(B1, "lab", ASKED)])
+    desk.another(was_tried={B0}).match_manager_blocks([KnownBlock(B0, "lab", ASKED), KnownBlock(B1, "lab", ASKED)])
     for _ in range(4):
         desk.later(5)
     desk.batch.hides = False
@@ -184,13 +184,13 @@ def test_new_factory_does_not_resubmit_a_job_that_is_listed_late(desk: KeeperHar
 
 
 def test_new_factory_submits_a_block_that_has_no_job(desk: KeeperHarness) -> None:
-    desk.another(was_tried={B0}).sync([KnownBlock(B0, "lab", ASKED)])
+    desk.another(was_tried={B0}).match_manager_blocks([KnownBlock(B0, "lab", ASKED)])
     [pause] = until_submitted(desk, times=1)
     assert 60 <= pause <= 80
     assert desk.batch.submitted == [B0]
 
 
-ABSENT = BatchJobStatus(ENDED, "no longer in the queue: killed", absent=True)
+ABSENT = BatchJobStatus(ENDED, "no longer in the queue: killed", is_unlisted=True)
 
 
 def test_job_missing_from_listings_for_20_seconds_is_not_lost(desk: KeeperHarness) -> None:
@@ -212,7 +212,7 @@ def test_job_missing_from_listings_for_a_minute_is_lost(desk: KeeperHarness) -> 
         assert told(desk.later(10)) == []
     assert told(desk.later(10)) == [(B0, ENDED, "no longer in the queue: killed")]
     desk.batch.statuses.clear()
-    assert desk.keeper.end(until=desk.clock.now) == []
+    assert desk.keeper.cancel_all_jobs(until=desk.clock.now) == []
     assert desk.batch.cancelled == ["1"], "the job may still exist"
 
 
@@ -228,7 +228,7 @@ def test_cancelled_job_has_ended_if_a_listing_lacks_it(desk: KeeperHarness) -> N
     desk.order(B0)
     desk.batch.statuses["1"] = ABSENT
     desk.later(1)
-    desk.keeper.cancel([B0], "idle")
+    desk.keeper.mark_for_cancellation([B0], "idle")
     desk.settle()
     assert told(desk.later(1)) == [(B0, ENDED, "cancelled: idle")]
 
@@ -239,7 +239,7 @@ def test_shutdown_cancels_jobs_that_no_listing_shows(desk: KeeperHarness, hides:
     desk.batch.lossy = desk.batch.hides = hides
     desk.order(B1)
     desk.batch.hides, desk.batch.statuses = True, dict.fromkeys(("1", "2"), ABSENT)
-    assert desk.keeper.end(until=desk.clock.now) == []
+    assert desk.keeper.cancel_all_jobs(until=desk.clock.now) == []
     assert "1" in desk.batch.cancelled
     assert ("2" in desk.batch.cancelled) or desk.batch.cancelled_names == [B1]
 
@@ -247,20 +247,20 @@ def test_shutdown_cancels_jobs_that_no_listing_shows(desk: KeeperHarness, hides:
 def test_block_with_an_uncertain_job_is_cancelled_by_name_and_id(desk: KeeperHarness) -> None:
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0)
-    desk.keeper.cancel([B0], "idle")
+    desk.keeper.mark_for_cancellation([B0], "idle")
     assert told(desk.later(10)) == [(B0, ENDED, "cancelled before it was submitted: idle")]
     assert desk.batch.cancelled_names == [B0]
     desk.batch.hides = False
     desk.later(20)
     assert desk.batch.cancelled == ["1"]
-    assert desk.keeper.due_in() is None
+    assert desk.keeper.seconds_until_step() is None
 
 
 def until_submitted(desk: KeeperHarness, *, times: int) -> list[float]:
     """Return the seconds before each further submission, up to `times`."""
     pauses, since = [], desk.clock.now
     for _ in range(200):
-        if len(pauses) == times or (wait := desk.keeper.due_in()) is None:
+        if len(pauses) == times or (wait := desk.keeper.seconds_until_step()) is None:
             return pauses
         before = len(desk.batch.submitted)
         desk.later(max(wait, 0.1))
@@ -274,9 +274,9 @@ def test_block_with_hidden_jobs_is_not_submitted_forever(desk: KeeperHarness) ->
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0)
     pauses = until_submitted(desk, times=99)
-    assert len(pauses) == MOST_UNANSWERED - 1
+    assert len(pauses) == MAX_UNANSWERED_SUBMISSIONS - 1
     assert min(pauses) >= 60
-    assert desk.batch.submitted == [B0] * MOST_UNANSWERED
+    assert desk.batch.submitted == [B0] * MAX_UNANSWERED_SUBMISSIONS
     [(block, phase, reason)] = told(desk.said)
     assert (block, phase) == (B0, REFUSED)
     assert "6 submissions in a row got no answer (submit has not answered for 30 s)" in reason
@@ -286,7 +286,7 @@ def test_block_with_hidden_jobs_is_not_submitted_forever(desk: KeeperHarness) ->
     ]
     desk.order(B1)  # until the batch system answers, each later block is tried once
     until_submitted(desk, times=99)
-    assert desk.batch.submitted == [B0] * MOST_UNANSWERED + [B1]
+    assert desk.batch.submitted == [B0] * MAX_UNANSWERED_SUBMISSIONS + [B1]
     assert told(desk.said)[-1][:2] == (B1, REFUSED)
     desk.batch.lossy = desk.batch.hides = False
     assert (B2, PENDING, "") in told(desk.order(B2))
@@ -300,7 +300,7 @@ def test_jobs_are_watched_while_submissions_wait(desk: KeeperHarness) -> None:
     until_submitted(desk, times=3)
     desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
     assert (B0, RUNNING, "on n1") in told(desk.later(10))
-    desk.keeper.cancel([B0], "idle")
+    desk.keeper.mark_for_cancellation([B0], "idle")
     desk.settle()
     assert desk.batch.cancelled == ["1"]
 
@@ -308,8 +308,8 @@ def test_jobs_are_watched_while_submissions_wait(desk: KeeperHarness) -> None:
 def test_block_is_submitted_after_a_long_batch_system_outage(desk: KeeperHarness) -> None:
     desk.batch.down = "away"
     desk.order(B0)
-    for _ in range(5 * MOST_UNANSWERED):
-        desk.later(desk.keeper.due_in() or 0)
+    for _ in range(5 * MAX_UNANSWERED_SUBMISSIONS):
+        desk.later(desk.keeper.seconds_until_step() or 0)
     desk.batch.down = ""
     assert told(desk.later(60)) == [(B0, PENDING, "")]
 
@@ -324,7 +324,7 @@ def test_duplicate_job_that_appears_late_is_cancelled(desk: KeeperHarness) -> No
 def test_new_factory_finds_and_adopts_existing_jobs(desk: KeeperHarness) -> None:
     job = desk.batch.put(B0)
     keeper = desk.another()
-    keeper.sync([KnownBlock(B0, "lab", ASKED), KnownBlock(B1, "lab", ASKED)])
+    keeper.match_manager_blocks([KnownBlock(B0, "lab", ASKED), KnownBlock(B1, "lab", ASKED)])
     news = desk.settle()
     assert ("b0", PENDING, "") in told(news)
     assert desk.batch.submitted == [B1]
@@ -339,7 +339,7 @@ def test_running_job_is_kept_if_a_block_has_two_jobs(
 ) -> None:
     first = desk.batch.put(B0, other)
     running = desk.batch.put(B0, BatchJobStatus(RUNNING))
-    desk.another().sync([KnownBlock(B0, "lab", ASKED)])
+    desk.another().match_manager_blocks([KnownBlock(B0, "lab", ASKED)])
     assert [each.job for each in desk.settle() if isinstance(each, BlockUpdate)][-1] == running
     assert desk.batch.cancelled == [first] * cancelled
 
@@ -348,7 +348,7 @@ def test_job_of_an_unknown_block_is_reported_to_the_manager(desk: KeeperHarness)
     stray = desk.batch.put(B2, BatchJobStatus(RUNNING, "on n1"))
     assert desk.settle() == [BlockUpdate(B2, RUNNING, stray, "on n1", source="lab")]
     assert not desk.batch.cancelled
-    desk.keeper.cancel([B2], "it was over")
+    desk.keeper.mark_for_cancellation([B2], "it was over")
     desk.settle()
     assert desk.batch.cancelled == [stray]
 
@@ -356,10 +356,10 @@ def test_job_of_an_unknown_block_is_reported_to_the_manager(desk: KeeperHarness)
 def test_keeper_changes_nothing_before_it_knows_the_blocks(desk: KeeperHarness) -> None:
     job = desk.batch.put(B0, BatchJobStatus(RUNNING))
     keeper = BlockKeeper("lab", make=lambda: desk.batch, owners={}, poll_s=10, lag_s=60, clock=desk.clock)
-    assert keeper.due_in() is None
-    assert keeper.step() == []
-    keeper.sync([KnownBlock(B0, "lab", RUNNING, job)])
-    assert told(keeper.step()) == [(B0, RUNNING, "")]
+    assert keeper.seconds_until_step() is None
+    assert keeper.run_step() == []
+    keeper.match_manager_blocks([KnownBlock(B0, "lab", RUNNING, job)])
+    assert told(keeper.run_step()) == [(B0, RUNNING, "")]
     assert not desk.batch.cancelled
 
 
@@ -368,13 +368,13 @@ def test_jobs_of_another_site_are_not_touched(desk: KeeperHarness) -> None:
     desk.batch.put(B2, BatchJobStatus(RUNNING))
     desk.settle()
     assert not desk.batch.cancelled
-    assert desk.keeper.end(until=desk.clock.now) == []
+    assert desk.keeper.cancel_all_jobs(until=desk.clock.now) == []
 
 
 def test_block_can_be_cancelled_before_and_after_its_submission(desk: KeeperHarness) -> None:
     desk.order(B0)
-    desk.keeper.order([B1])
-    desk.keeper.cancel([B0, B1], "no call could use it")
+    desk.keeper.add_ordered_blocks([B1])
+    desk.keeper.mark_for_cancellation([B0, B1], "no call could use it")
     assert (B1, ENDED, "cancelled before it was submitted: no call could use it") in told(desk.settle())
     assert desk.batch.submitted == [B0]
     assert desk.batch.cancelled == ["1"]
@@ -384,7 +384,7 @@ def test_block_can_be_cancelled_before_and_after_its_submission(desk: KeeperHarn
 
 def test_cancel_without_effect_is_repeated(desk: KeeperHarness) -> None:
     desk.order(B0)
-    desk.keeper.cancel([B0], "idle")
+    desk.keeper.mark_for_cancellation([B0], "idle")
     desk.settle()
     for _ in range(3):
         desk.later(1)
@@ -395,7 +395,7 @@ def test_cancel_without_effect_is_repeated(desk: KeeperHarness) -> None:
 
 def test_block_that_ended_well_during_its_cancellation_is_done(desk: KeeperHarness) -> None:
     desk.order(B0)
-    desk.keeper.cancel([B0], "idle")
+    desk.keeper.mark_for_cancellation([B0], "idle")
     desk.batch.statuses["1"] = BatchJobStatus(ENDED, "done")
     assert (B0, ENDED, "done") in told([*desk.settle(), *desk.later(1)])
 
@@ -405,7 +405,7 @@ def test_manager_with_a_lost_journal_part_gets_all_reports_again(desk: KeeperHar
     desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
     desk.batch.statuses["3"] = BatchJobStatus(ENDED, "exit code 1")
     desk.later(10)
-    desk.keeper.sync([KnownBlock(B1, "lab", ASKED)])
+    desk.keeper.match_manager_blocks([KnownBlock(B1, "lab", ASKED)])
     assert desk.settle() == [
         BlockUpdate(B2, ENDED, "3", "exit code 1", source="lab"),
         BlockUpdate(B0, RUNNING, "1", "on n1", source="lab"),
@@ -418,21 +418,21 @@ def test_manager_with_a_lost_journal_part_gets_all_reports_again(desk: KeeperHar
 def test_manager_that_lost_the_end_of_a_block_gets_it_again(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(10, ENDED, "exit code 1")
-    desk.keeper.sync([KnownBlock(B0, "lab", RUNNING, "1")])
+    desk.keeper.match_manager_blocks([KnownBlock(B0, "lab", RUNNING, "1")])
     assert told(desk.settle()) == [(B0, ENDED, "exit code 1")]
     assert told(desk.order(B0)) == [(B0, ENDED, "exit code 1")]
     assert desk.batch.submitted == [B0]
 
 
 def test_missing_batch_system_refuses_blocks(desk: KeeperHarness) -> None:
-    def make() -> Batch:
+    def make() -> BatchSystem:
         raise ConfigError("site lab: this host has no sbatch on its PATH")
 
     desk.keeper = BlockKeeper("lab", make=make, owners={}, poll_s=10, lag_s=60, clock=desk.clock)
-    desk.keeper.sync([])
+    desk.keeper.match_manager_blocks([])
     assert told(desk.order(B0)) == [(B0, REFUSED, "site lab: this host has no sbatch on its PATH")]
-    assert desk.keeper.due_in() is None
-    assert desk.keeper.end(until=desk.clock.now) == []
+    assert desk.keeper.seconds_until_step() is None
+    assert desk.keeper.cancel_all_jobs(until=desk.clock.now) == []
 
 
 def test_exception_of_a_provider_is_reported_as_trouble(desk: KeeperHarness, caplog: pytest.LogCaptureFixture) -> None:
@@ -448,21 +448,21 @@ def test_exception_of_a_provider_is_reported_as_trouble(desk: KeeperHarness, cap
 def test_shutdown_cancels_all_jobs_and_names_remaining_jobs(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.batch.put(B2, BatchJobStatus(RUNNING))
-    assert desk.keeper.end(until=desk.clock.now) == ["1", "2"]
+    assert desk.keeper.cancel_all_jobs(until=desk.clock.now) == ["1", "2"]
     assert desk.batch.cancelled == ["1", "2"]
     desk.batch.statuses = {"1": BatchJobStatus(ENDED, "cancelled"), "2": BatchJobStatus(ENDED, "cancelled")}
-    assert desk.keeper.end(until=desk.clock.now) == []
+    assert desk.keeper.cancel_all_jobs(until=desk.clock.now) == []
 
 
 def test_shutdown_without_an_answer_names_the_known_jobs(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.batch.down = "away"
-    assert desk.keeper.end(until=desk.clock.now) == ["1"]
+    assert desk.keeper.cancel_all_jobs(until=desk.clock.now) == ["1"]
 
 
 def test_pending_blocks_can_be_cancelled_alone(desk: KeeperHarness) -> None:
     desk.order(B0, B1)
     desk.see(1, RUNNING)
-    desk.keeper.cancel_waiting("the manager is away")
+    desk.keeper.mark_waiting_for_cancellation("the manager is away")
     desk.settle()
     assert desk.batch.cancelled == ["2"]

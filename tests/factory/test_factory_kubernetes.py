@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.manager.factory.batch import SubmissionRefused
-from stoker.manager.factory.batches import make_batch
+from stoker.manager.factory.batches import open_batch_system
 from stoker.protocol.session import SessionFolder
 from stoker.site import Provider, ProviderKind, Site
 
@@ -39,8 +39,8 @@ def test_kubernetes_block_runs_as_a_pod(tmp_path: Path) -> None:
         "gone": ["ended", "deleted"],
         "cancelled": True,
         "Kubernetes: Forbidden": "SubmissionRefused",
-        "Kubernetes: Service Unavailable": "BatchTrouble",
-        "Kubernetes: no route": "BatchTrouble",
+        "Kubernetes: Service Unavailable": "BatchSystemError",
+        "Kubernetes: no route": "BatchSystemError",
         "time limits": [30.0],
     }
 
@@ -49,4 +49,4 @@ def test_kubernetes_block_runs_as_a_pod(tmp_path: Path) -> None:
 def test_missing_package_is_named(folder: SessionFolder) -> None:
     site = Site(name="lab", provider=Provider(kind=ProviderKind.KUBERNETES, image="i"))
     with pytest.raises(SubmissionRefused, match=r'pip install "parsl\[kubernetes\]"'):
-        make_batch(site, session="k3v9", folder=folder)
+        open_batch_system(site, session="k3v9", folder=folder)

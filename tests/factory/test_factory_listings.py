@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered
-from stoker.manager.factory.listed import ListedBatch, ListedJob, read_grid_engine, read_lsf, read_pbs
+from stoker.manager.factory.batch import BatchJobStatus, BatchSystemError, CommandUnanswered, SubmissionRefused
+from stoker.manager.factory.listed import ListedJob, ListingBatchSystem, parse_bjobs, parse_qstat_json, parse_qstat_xml
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import BlockId
 from stoker.site import Duration, Provider, ProviderKind, Site
@@ -78,7 +78,7 @@ def said(jobs: dict[str, ListedJob]) -> list[tuple[BlockPhase, str]]:
 
 
 def test_pbs_listing_is_parsed() -> None:
-    jobs = read_pbs(json.dumps(PBS))
+    jobs = parse_qstat_json(json.dumps(PBS))
     assert said(jobs) == [
         (PENDING, "Not Running: Insufficient amount of resource: ngpus"),
         (RUNNING, "on n1/0*4"),
@@ -90,12 +90,12 @@ def test_pbs_listing_is_parsed() -> None:
         (ENDED, "out of walltime"),
     ]
     assert jobs["11.head"].expected_at == 1795276000
-    assert jobs["16.head"].failed
-    assert read_pbs('{"pbs_server": "head"}') == {}
+    assert jobs["16.head"].has_failed
+    assert parse_qstat_json('{"pbs_server": "head"}') == {}
 
 
 def test_lsf_listing_is_parsed() -> None:
-    assert said(read_lsf(LSF)) == [
+    assert said(parse_bjobs(LSF)) == [
         (PENDING, "New job is waiting for scheduling;"),
         (RUNNING, "on n1"),
         (RUNNING, "suspended"),
@@ -108,16 +108,16 @@ def test_lsf_listing_is_parsed() -> None:
 
 
 def test_grid_engine_listing_is_parsed() -> None:
-    assert said(read_grid_engine(GRID_ENGINE)) == [
+    assert said(parse_qstat_xml(GRID_ENGINE)) == [
         (RUNNING, "on gpu.q@n1"),
         (RUNNING, "suspended (T)"),
         (PENDING, ""),
         (PENDING, "in error state Eqw: see `qstat -j`"),
         (PENDING, "held"),
     ]
-    assert read_grid_engine("") == {}
+    assert parse_qstat_xml("") == {}
     with pytest.raises(ValueError, match="syntax error"):
-        read_grid_engine("error: commlib error")
+        parse_qstat_xml("error: commlib error")
 
 
 COMMANDS = {
@@ -151,7 +151,7 @@ class World:
         site = Site(name="lab", provider=Provider(kind=kind, command_limit_s=Duration(60)))
         self.submit = folder / "sub mit"
         self.submit.mkdir()
-        self.batch = ListedBatch(site, session="k3v9", folder=self.submit, command=lambda block: f"echo {block}")
+        self.batch = ListingBatchSystem(site, session="k3v9", folder=self.submit, command=lambda block: f"echo {block}")
 
     def put(self, name: str, body: str) -> None:
         (self.bin / name).write_text(f"#!/bin/sh\n{body}\n")
@@ -183,7 +183,7 @@ def test_job_missing_from_the_listing_is_absent_with_its_output(world: World, ki
     (named,) = re.findall(r"^#\S+ -e (\S+)$", script, re.MULTILINE)
     (world.submit / named).write_text("no such module: cuda\n")
     assert world.batch.query([job])[job] == BatchJobStatus(
-        ENDED, "no longer in the queue: no such module: cuda", absent=True
+        ENDED, "no longer in the queue: no such module: cuda", is_unlisted=True
     )
 
 
@@ -196,14 +196,14 @@ def test_refusal_and_outage_are_distinguished(world: World, kind: ProviderKind) 
     for name in ("qsub", "bsub", "qstat", "bjobs", "qselect"):
         world.put(name, "echo 'Cannot connect to server head' >&2; exit 1")
     for ask in (lambda: world.batch.submit(B7), lambda: world.batch.query(["1"]), world.batch.find):
-        with pytest.raises(BatchTrouble, match="Cannot connect to server head"):
+        with pytest.raises(BatchSystemError, match="Cannot connect to server head"):
             ask()
 
 
 @pytest.mark.parametrize("kind", [ProviderKind.PBS, ProviderKind.GRID_ENGINE], ids=lambda kind: kind.value)
 def test_unreadable_answer_is_reported_as_trouble(world: World, kind: ProviderKind) -> None:
     world.put("qstat", "echo '<<<'")
-    with pytest.raises(BatchTrouble, match="printed something that cannot be read"):
+    with pytest.raises(BatchSystemError, match="printed something that cannot be read"):
         world.batch.query(["1"])
 
 
@@ -224,7 +224,7 @@ def test_job_id_is_found_among_other_output_lines(world: World, kind: ProviderKi
 @kinds
 def test_job_without_a_certain_id_is_found_by_its_name(world: World, kind: ProviderKind) -> None:
     world.put(BANNERS[kind][0], "echo 2026; echo 2027")
-    with pytest.raises(Unanswered, match="no unique job id"):
+    with pytest.raises(CommandUnanswered, match="no unique job id"):
         world.batch.submit(BlockId("b0"))
     name = {ProviderKind.GRID_ENGINE: "b2"}.get(kind, "b0")
     assert world.batch.find()[IDS[kind]] == name
@@ -306,5 +306,5 @@ def test_accounting_finds_unlisted_jobs(
     for name in ("qacct", "bhist"):
         world.put(name, f'[ "$2" = {job} ] && cat <<"END"\n{text}\nEND')
     look = world.batch.query([job])[job]
-    assert look.absent is (phase is None)
+    assert look.is_unlisted is (phase is None)
     assert phase is None or (look.phase is phase and look.reason.startswith(reason))

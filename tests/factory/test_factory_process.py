@@ -13,7 +13,7 @@ from factory.manager_end import ManagerEnd
 from live.peers import until as wait_until
 
 from stoker.config import write_sites
-from stoker.manager.factory.factory import Ending, write_jobs_left
+from stoker.manager.factory.factory import FactoryEnd, write_jobs_left
 from stoker.manager.live import lease
 from stoker.protocol import to_client
 from stoker.protocol.blocks import BlockPhase, KnownBlock
@@ -62,7 +62,7 @@ def test_blocks_are_submitted_watched_and_cancelled(
     manager.cancel("b1")
     assert manager.hear("b1", ENDED).reason == "cancelled: nothing to do"
     assert slurm.jobs()[other]["state"] == "CANCELLED"
-    assert manager.end(factory) == Ending.OVER
+    assert manager.end(factory) == FactoryEnd.OVER
     assert slurm.jobs()[job]["state"] == "CANCELLED"
 
 
@@ -103,7 +103,7 @@ def test_job_absent_from_listings_is_lost_after_listing_lag(
     asked = len(slurm.asked("scontrol"))
     manager.until(lambda: len(slurm.asked("scontrol")) > asked + 5, what="five more queries")
     assert [update for update in manager.news if update.block == "b1" and update.phase is ENDED] == []
-    assert manager.end(factory) == Ending.OVER
+    assert manager.end(factory) == FactoryEnd.OVER
     assert {each["state"] for each in slurm.jobs().values()} == {"CANCELLED"}
 
 
@@ -138,7 +138,7 @@ def test_delayed_listings_cause_no_second_submission(
     slurm.fault("squeue")
     assert manager.hear("b0", PENDING).job == "101"
     assert manager.hear("b1", PENDING).job == "102"
-    assert manager.end(second) == Ending.OVER
+    assert manager.end(second) == FactoryEnd.OVER
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"] * 2
 
 
@@ -153,7 +153,7 @@ def test_manager_that_never_returns_ends_the_factory(
     slurm.put(running, state="RUNNING", nodes="n1")
     manager.hear("b1", RUNNING)
     manager.leave()
-    assert manager.ended(factory) == Ending.MANAGER_AWAY
+    assert manager.ended(factory) == FactoryEnd.MANAGER_AWAY
     states = {job: facts["state"] for job, facts in slurm.jobs().items()}
     assert states == {waiting: "CANCELLED", running: "RUNNING"}
 
@@ -163,7 +163,7 @@ def test_jobs_that_cannot_be_cancelled_are_named(manager: ManagerEnd, slurm: Fak
     manager.submit("b0")
     job = manager.hear("b0", PENDING).job
     (slurm.bin / "scancel").write_text("#!/bin/sh\nexit 0\n")
-    assert manager.end(factory) == Ending.JOBS_LEFT
+    assert manager.end(factory) == FactoryEnd.JOBS_LEFT
     assert (folder.path / "jobs-left").read_text() == f"lab: {job}\n"
     assert job in (folder.path / "factory.log").read_text()
 
@@ -180,7 +180,7 @@ def test_job_in_submission_at_the_end_is_cancelled(
     log = folder.path / "factory.log"
     manager.until(lambda: "the session is over" in log.read_text(), what="the factory to receive the order")
     slurm.fault("sbatch")
-    assert manager.ended(factory) == Ending.OVER
+    assert manager.ended(factory) == FactoryEnd.OVER
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]
 
 
@@ -192,7 +192,7 @@ def test_job_of_a_submission_that_hangs_at_session_end_is_named(
     slurm.fault("sbatch", hang="after")
     manager.submit("b0")
     until(slurm.jobs, what="the job")
-    assert manager.end(factory) == Ending.JOBS_LEFT
+    assert manager.end(factory) == FactoryEnd.JOBS_LEFT
     assert (folder.path / "jobs-left").read_text() == "lab: stoker-k3v9-b0\n"
     until(lambda: not slurm.hanging(), what="the end of the command that hangs")
 
@@ -200,15 +200,15 @@ def test_job_of_a_submission_that_hangs_at_session_end_is_named(
 def test_factory_that_the_manager_refuses_exits(manager: ManagerEnd, slurm: FakeSlurm) -> None:
     factory = manager.start_factory()
     manager.tell(to_client.ClientRefused("this manager speaks version 9"))
-    assert manager.ended(factory) == Ending.REFUSED
+    assert manager.ended(factory) == FactoryEnd.REFUSED
 
 
 def test_jobs_of_a_session_that_ended_without_factory_are_cancelled(manager: ManagerEnd, slurm: FakeSlurm) -> None:
     manager.leave()
-    lease.take(manager.folder.lease).release(over="the program is done")
+    lease.take_lease(manager.folder.lease).release(over="the program is done")
     slurm.put("900", name="stoker-k3v9-b1", state="RUNNING", folder=str(manager.folder.submit))
     factory = manager.start_factory(wait=False)
-    assert manager.ended(factory) == Ending.OVER
+    assert manager.ended(factory) == FactoryEnd.OVER
     assert slurm.jobs()["900"]["state"] == "CANCELLED"
     assert (manager.folder.path / "jobs-left").read_text() == ""
 

@@ -12,9 +12,9 @@ import pytest
 
 from stoker.config import format_site_toml, load_site, load_sites, read_python_path, read_sites, write_sites
 from stoker.errors import ConfigError
-from stoker.manager.factory.batches import SUBMIT_COMMANDS, dry_run, make_batch
-from stoker.manager.factory.pilot_command import pilot_command, python_path, walltime_s
-from stoker.manager.factory.submitting import job_id_in_sentence, job_id_on_own_line, render
+from stoker.manager.factory.batches import SUBMIT_COMMANDS, open_batch_system, render_submission
+from stoker.manager.factory.pilot_command import build_pilot_command, build_python_path, rounded_walltime_s
+from stoker.manager.factory.submitting import job_id_in_sentence, job_id_on_own_line, render_submit_script
 from stoker.protocol.session import SessionFolder
 from stoker.site import (
     Duration,
@@ -36,7 +36,7 @@ def test_folders_inside_the_environment_are_not_passed_to_pilots(tmp_path, monke
     packages = sysconfig.get_paths()["purelib"]
     vendored = os.path.dirname(pytest.__file__)  # setuptools appends its folder `_vendor`
     monkeypatch.setattr(sys, "path", [str(tmp_path), packages, vendored])
-    assert python_path() == os.path.realpath(tmp_path)
+    assert build_python_path() == os.path.realpath(tmp_path)
 
 
 # ---- scripts
@@ -63,7 +63,7 @@ def test_sbatch_script_contains_every_setting_of_the_site() -> None:
         options=("--exclude=n3", "#SBATCH --nice=10"),
         worker_init="module load cuda",
     )
-    script = render(wanted, job="stoker-k3v9-b7", command="run-a-pilot --block b7")
+    script = render_submit_script(wanted, job="stoker-k3v9-b7", command="run-a-pilot --block b7")
     assert script.startswith("#!/bin/bash\n")
     assert set(head(script)) == {
         "--job-name=stoker-k3v9-b7",
@@ -87,23 +87,23 @@ def test_sbatch_script_contains_every_setting_of_the_site() -> None:
 
 
 def test_slurm_script_contains_only_the_settings_of_the_site() -> None:
-    asked = head(render(site(), job="j", command="c"))
+    asked = head(render_submit_script(site(), job="j", command="c"))
     assert not [line for line in asked if line.startswith(("--exclusive", "--gres", "--mem", "--partition", "--cpus"))]
 
 
 def test_options_of_the_site_take_precedence() -> None:
-    asked = head(render(site(gpus="1", options=("--gres=gpu:tesla:4",)), job="j", command="c"))
+    asked = head(render_submit_script(site(gpus="1", options=("--gres=gpu:tesla:4",)), job="j", command="c"))
     assert [line for line in asked if line.startswith("--gres")] == ["--gres=gpu:1", "--gres=gpu:tesla:4"]
 
 
 def test_value_with_blanks_or_quotes_stays_one_word() -> None:
-    asked = head(render(site(account='the "big" lab'), job="j", command="c"))
+    asked = head(render_submit_script(site(account='the "big" lab'), job="j", command="c"))
     assert '--account="the \\"big\\" lab"' in asked
 
 
 def test_script_starts_pilots_on_several_nodes_with_srun() -> None:
-    assert render(site(), job="j", command="pilot").rstrip().endswith("\nexec pilot")
-    step = render(site(nodes=3, cores=4), job="j", command="pilot").rstrip().splitlines()[-1]
+    assert render_submit_script(site(), job="j", command="pilot").rstrip().endswith("\nexec pilot")
+    step = render_submit_script(site(nodes=3, cores=4), job="j", command="pilot").rstrip().splitlines()[-1]
     assert step.startswith("exec srun --nodes=3 --ntasks=3 --ntasks-per-node=1 --cpus-per-task=4 ")
     assert step.endswith(" pilot")
 
@@ -116,7 +116,7 @@ def test_session_folder_with_any_name_reaches_the_pilot(tmp_path: Path, name: st
     pilot.write_text("#!/bin/sh\nfor word; do printf '%s\\0' \"$word\"; done\n")
     pilot.chmod(0o755)
     wanted = Site(name="lab", provider=Provider(kind=ProviderKind.SLURM), environment=Environment(python=str(pilot)))
-    script = dry_run(wanted, session="k3v9", folder=folder, block="b7", python_path=f"{tmp_path}/my code")
+    script = render_submission(wanted, session="k3v9", folder=folder, block="b7", python_path=f"{tmp_path}/my code")
     said = subprocess.run(["bash"], input=script.encode(), capture_output=True, check=True, cwd=folder.submit).stdout
     words = said.decode().split("\0")
     assert words[words.index("--session") + 1] == str(folder.path)
@@ -126,20 +126,20 @@ def test_session_folder_with_any_name_reaches_the_pilot(tmp_path: Path, name: st
 
 
 def test_command_of_a_local_pilot_has_no_walltime(tmp_path: Path) -> None:
-    words = shlex.split(pilot_command(Site.default(), folder=SessionFolder(tmp_path), block="0"))
+    words = shlex.split(build_pilot_command(Site.default(), folder=SessionFolder(tmp_path), block="0"))
     assert words[words.index("-m") + 1] == "stoker.pilot.main"
     assert "--walltime-s" not in words
 
 
 def test_walltime_is_written_in_whole_minutes() -> None:
-    assert [walltime_s(site(walltime_s=Duration(s))) for s in (60, 61, 3600)] == [60, 120, 3600]
+    assert [rounded_walltime_s(site(walltime_s=Duration(s))) for s in (60, 61, 3600)] == [60, 120, 3600]
 
 
 def test_pbs_script_is_rendered() -> None:
     wanted = site(
         ProviderKind.PBS, queue="gpu", gpus="a100:2", cores=8, nodes=2, memory_bytes=Size(2**30), options=("-r n",)
     )
-    script = render(wanted, job="stoker-k3v9-b7", command="pilot")
+    script = render_submit_script(wanted, job="stoker-k3v9-b7", command="pilot")
     assert set(head(script, "#PBS")) >= {
         "-N stoker-k3v9-b7",
         "-l walltime=01:00:00",
@@ -152,7 +152,7 @@ def test_pbs_script_is_rendered() -> None:
 
 def test_lsf_script_is_rendered() -> None:
     wanted = site(ProviderKind.LSF, queue="gpu", account="p1", gpus="2", cores=4, memory_bytes=Size(2**31))
-    script = render(wanted, job="stoker-k3v9-b7", command="pilot")
+    script = render_submit_script(wanted, job="stoker-k3v9-b7", command="pilot")
     assert set(head(script, "#BSUB")) >= {
         "-J stoker-k3v9-b7",
         "-W 60",
@@ -168,7 +168,7 @@ def test_lsf_script_is_rendered() -> None:
 
 def test_grid_engine_script_is_rendered() -> None:
     wanted = site(ProviderKind.GRID_ENGINE, queue="gpu", account="p1", gpus="1", cores=4)
-    script = render(wanted, job="stoker-k3v9-b7", command="pilot")
+    script = render_submit_script(wanted, job="stoker-k3v9-b7", command="pilot")
     assert set(head(script, "#$")) >= {
         "-N stoker-k3v9-b7",
         "-cwd",
@@ -181,7 +181,7 @@ def test_grid_engine_script_is_rendered() -> None:
 
 def test_grid_engine_has_no_blocks_of_several_nodes() -> None:
     with pytest.raises(ConfigError, match="raise max_blocks"):
-        render(site(ProviderKind.GRID_ENGINE, nodes=2), job="j", command="c")
+        render_submit_script(site(ProviderKind.GRID_ENGINE, nodes=2), job="j", command="c")
 
 
 @pytest.mark.parametrize("kind", [ProviderKind.SLURM, ProviderKind.PBS, ProviderKind.LSF, ProviderKind.GRID_ENGINE])
@@ -189,7 +189,7 @@ def test_script_is_rendered_on_a_host_without_batch_commands(
     kind: ProviderKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "exec pilot" in render(site(kind), job="j", command="pilot")
+    assert "exec pilot" in render_submit_script(site(kind), job="j", command="pilot")
 
 
 def test_jobs_without_file_transfer_require_a_shared_file_system(tmp_path: Path) -> None:
@@ -199,16 +199,16 @@ def test_jobs_without_file_transfer_require_a_shared_file_system(tmp_path: Path)
         environment=Environment(kind=Environment().kind.PACKED),
     )
     with pytest.raises(ConfigError, match="shared_files"):
-        dry_run(wanted, session="k3v9", folder=SessionFolder(tmp_path))
+        render_submission(wanted, session="k3v9", folder=SessionFolder(tmp_path))
 
 
 SYSTEMS = {
     ProviderKind.LOCAL: "LocalBatch",
     ProviderKind.SLURM: "SlurmBatch",
     ProviderKind.CONDOR: "CondorBatch",
-    ProviderKind.PBS: "ListedBatch",
-    ProviderKind.LSF: "ListedBatch",
-    ProviderKind.GRID_ENGINE: "ListedBatch",
+    ProviderKind.PBS: "ListingBatchSystem",
+    ProviderKind.LSF: "ListingBatchSystem",
+    ProviderKind.GRID_ENGINE: "ListingBatchSystem",
     ProviderKind.KUBERNETES: "KubernetesBatch",
 }
 
@@ -229,7 +229,7 @@ def test_every_provider_kind_has_its_own_batch_system(
     monkeypatch.setattr(
         "stoker.manager.factory.kubernetes.KubernetesProvider", lambda **_settings: SimpleNamespace(kube_client=None)
     )
-    made = make_batch(wanted, session="k3v9", folder=SessionFolder(tmp_path / "session"))
+    made = open_batch_system(wanted, session="k3v9", folder=SessionFolder(tmp_path / "session"))
     assert type(made).__name__ == SYSTEMS[kind]
 
 

@@ -8,20 +8,26 @@ import pytest
 from factory.fake_slurm import FakeSlurm
 from live.peers import until
 
-from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, Unanswered, block_of, job_name
-from stoker.manager.factory.batches import dry_run, make_batch
-from stoker.manager.factory.pacing import Pacer
+from stoker.manager.factory.batch import (
+    BatchSystemError,
+    CommandUnanswered,
+    SubmissionRefused,
+    block_of_job_name,
+    job_name,
+)
+from stoker.manager.factory.batches import open_batch_system, render_submission
+from stoker.manager.factory.pacing import RequestPacer
 from stoker.manager.factory.slurm import SlurmBatch
 from stoker.manager.factory.slurm_output import (
     AccountedJob,
-    end_reason_in_job_output,
-    gone,
-    job_status,
-    lost_nodes,
-    read_preempted,
-    read_scontrol,
-    read_squeue,
-    requeued,
+    build_job_status,
+    build_status_of_unknown_job,
+    find_end_reason_in_output,
+    find_requeue_reason,
+    parse_lost_nodes,
+    parse_preempted_jobs,
+    parse_scontrol,
+    parse_squeue,
 )
 from stoker.protocol.blocks import BlockPhase, LossReason
 from stoker.protocol.ids import BlockId
@@ -59,9 +65,9 @@ def test_job_is_followed_from_its_submission_to_its_end(batch: SlurmBatch, slurm
 
 
 def test_submitted_script_equals_the_dry_run(slurm: FakeSlurm, folder: SessionFolder) -> None:
-    batch = make_batch(site(partition="p"), session="k3v9", folder=folder, python_path="/some/where")
+    batch = open_batch_system(site(partition="p"), session="k3v9", folder=folder, python_path="/some/where")
     batch.submit(B7)
-    shown = dry_run(site(partition="p"), session="k3v9", folder=folder, block="b7", python_path="/some/where")
+    shown = render_submission(site(partition="p"), session="k3v9", folder=folder, block="b7", python_path="/some/where")
     assert (folder.submit / "stoker-k3v9-b7.sh").read_text() == shown
 
 
@@ -104,7 +110,7 @@ LIMITS = f"sbatch: error: {POLICY} (job submit limit, user's size and/or time li
 )
 def test_full_queue_is_an_outage_and_not_a_refusal(batch: SlurmBatch, slurm: FakeSlurm, err: str) -> None:
     slurm.fault("sbatch", code=1, err=err)
-    with pytest.raises(BatchTrouble) as caught:
+    with pytest.raises(BatchSystemError) as caught:
         batch.submit(B7)
     assert str(caught.value).startswith(err.replace("sbatch: error: ", "").replace("\n", "; "))
     assert str(caught.value).endswith(("lower [pilot] max_blocks", "until Slurm accepts jobs"))
@@ -128,7 +134,7 @@ def test_unreachable_controller_is_an_outage_and_not_a_refusal(batch: SlurmBatch
         batch.find,
         lambda: batch.cancel([job]),
     ):
-        with pytest.raises(BatchTrouble, match=r"Unable to contact slurm controller \(connect failure\)"):
+        with pytest.raises(BatchSystemError, match=r"Unable to contact slurm controller \(connect failure\)"):
             ask()
     slurm.controller(up=True)
     assert batch.query([job])[job].phase is BlockPhase.PENDING
@@ -137,13 +143,13 @@ def test_unreachable_controller_is_an_outage_and_not_a_refusal(batch: SlurmBatch
 def test_missing_slurm_conf_is_an_outage_and_not_a_refusal(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     lines = ["error: fetch_config: DNS SRV lookup failed", "fatal: Could not establish a configuration source"]
     slurm.fault("sbatch", code=1, err="\n".join(f"sbatch: {line}" for line in lines))
-    with pytest.raises(BatchTrouble, match="Could not establish a configuration source"):
+    with pytest.raises(BatchSystemError, match="Could not establish a configuration source"):
         batch.submit(B7)
 
 
 def test_sbatch_output_without_a_job_id_is_reported_as_trouble(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     slurm.fault("sbatch", code=0, err="sbatch: everything is fine")
-    with pytest.raises(BatchTrouble, match="no unique job id"):
+    with pytest.raises(BatchSystemError, match="no unique job id"):
         batch.submit(B7)
 
 
@@ -155,7 +161,7 @@ def test_job_that_squeue_omits_has_the_state_of_scontrol(batch: SlurmBatch, slur
         for some in (jobs[:1], jobs):  # first one job, then all jobs in one command
             looks = batch.query(some)
             assert [look.phase.value.upper() for look in looks.values()] == [state] * len(some)
-            assert not any(look.absent for look in looks.values())
+            assert not any(look.is_unlisted for look in looks.values())
 
 
 def test_job_known_only_to_sacct_has_the_state_of_sacct(batch: SlurmBatch, slurm: FakeSlurm) -> None:
@@ -172,13 +178,13 @@ def test_job_known_only_to_sacct_has_the_state_of_sacct(batch: SlurmBatch, slurm
 def test_job_unknown_to_every_command_is_absent(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     job = batch.submit(B7)
     slurm.put(job, forgotten="everywhere")
-    assert batch.query([job])[job].absent
+    assert batch.query([job])[job].is_unlisted
     slurm.put(job, forgotten="", state="RUNNING")
-    assert not batch.query([job])[job].absent
+    assert not batch.query([job])[job].is_unlisted
 
 
 def test_outdated_list_hides_neither_a_start_nor_an_end(slurm: FakeSlurm, tmp_path: Path) -> None:
-    pacer = Pacer(clock=lambda: 0.0)
+    pacer = RequestPacer(clock=lambda: 0.0)
     batch = SlurmBatch(site(), session="k3v9", folder=tmp_path, command=str, pacer=pacer)
     listing, job = pacer.listing, batch.submit(B7)
     batch.query([job])
@@ -240,9 +246,9 @@ def test_sbatch_that_waits_for_room_has_created_no_job(slurm: FakeSlurm, tmp_pat
     shim = slurm.bin / "sbatch"
     said = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
     shim.write_text(f"#!/bin/sh\necho '{said}' >&2\nexec sleep 600\n")
-    with pytest.raises(BatchTrouble, match=r"MaxJobCount\), for all users") as caught:
+    with pytest.raises(BatchSystemError, match=r"MaxJobCount\), for all users") as caught:
         quick.submit(B7)
-    assert not isinstance(caught.value, Unanswered)
+    assert not isinstance(caught.value, CommandUnanswered)
 
 
 def test_jobs_of_another_process_are_found_by_name(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -272,7 +278,7 @@ def test_cancelling_an_ended_job_is_no_error(batch: SlurmBatch, slurm: FakeSlurm
 def test_host_without_slurm_is_reported(folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SubmissionRefused, match="no sbatch on its PATH"):
-        make_batch(site(), session="k3v9", folder=folder)
+        open_batch_system(site(), session="k3v9", folder=folder)
 
 
 # ---- output
@@ -296,9 +302,9 @@ slurm_load_jobs: warning that is no job
 
 
 def test_squeue_output_is_parsed() -> None:
-    rows = read_squeue(SQUEUE)
+    rows = parse_squeue(SQUEUE)
     assert len(rows) == 10
-    looks = {job: job_status(row, now=NOW) for job, row in rows.items()}
+    looks = {job: build_job_status(row, now=NOW) for job, row in rows.items()}
     assert looks["88123"].phase is BlockPhase.PENDING
     assert (looks["88123"].reason, looks["88123"].expected_in_s) == ("Priority", 660.0)
     assert (looks["88124"].reason, looks["88124"].expected_in_s) == ("BeginTime", 0.0)
@@ -327,9 +333,9 @@ def test_squeue_output_is_parsed() -> None:
     ],
 )
 def test_job_that_slurm_holds_indefinitely_counts_as_ended(state: str, reason: str) -> None:
-    [row] = read_squeue(f"7|{state}|{reason}|N/A||stoker-k3v9-b0|/home/ana/submit\n").values()
+    [row] = parse_squeue(f"7|{state}|{reason}|N/A||stoker-k3v9-b0|/home/ana/submit\n").values()
     assert row.is_held_for_good
-    look = job_status(row, now=NOW)
+    look = build_job_status(row, now=NOW)
     assert look.phase is BlockPhase.ENDED
     words = reason.replace("_", " ") if reason != "None" else "special exit"
     assert look.reason == f"held by Slurm: {words}"
@@ -337,16 +343,16 @@ def test_job_that_slurm_holds_indefinitely_counts_as_ended(state: str, reason: s
 
 @pytest.mark.parametrize("reason", ["JobHeldUser", "JobHeldAdmin"])
 def test_job_held_by_a_person_waits_and_shows_the_release_command(reason: str) -> None:
-    [row] = read_squeue(f"7|PENDING|{reason}|N/A||stoker-k3v9-b0|/home/ana/submit\n").values()
-    look = job_status(row, now=NOW)
+    [row] = parse_squeue(f"7|PENDING|{reason}|N/A||stoker-k3v9-b0|/home/ana/submit\n").values()
+    look = build_job_status(row, now=NOW)
     assert (look.phase, look.reason) == (BlockPhase.PENDING, f"{reason}, until `scontrol release 7`")
 
 
 def test_tasks_of_an_array_are_one_job() -> None:
     def look(*states: str) -> tuple[BlockPhase, str]:
-        rows = read_squeue("".join(f"7|{state}|stoker-k3v9-b0|/home/ana/submit\n" for state in states))
+        rows = parse_squeue("".join(f"7|{state}|stoker-k3v9-b0|/home/ana/submit\n" for state in states))
         assert list(rows) == ["7"]
-        found = job_status(rows["7"], now=NOW)
+        found = build_job_status(rows["7"], now=NOW)
         return found.phase, found.reason
 
     done, failed, waits = "COMPLETED|None|N/A|n1", "TIMEOUT|TimeLimit|N/A|n1", "PENDING|Resources|N/A|"
@@ -357,18 +363,18 @@ def test_tasks_of_an_array_are_one_job() -> None:
 
 
 def test_scontrol_output_is_parsed() -> None:
-    rows = read_scontrol(
+    rows = parse_scontrol(
         "JobId=5 JobName=stoker-k3v9-b1 UserId=ana(1000) GroupId=ana(1000) Priority=1 Nice=0 Account=(null) "
         "QOS=(null) JobState=FAILED Reason=NonZeroExitCode Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 "
         "ExitCode=3:0 RunTime=00:00:01 TimeLimit=00:10:00 NodeList=n1 BatchHost=n1 NumNodes=1 \n"
     )
     row = rows["5"]
     assert (row.state, row.exit_code, row.nodes, row.name) == ("FAILED", "3:0", "n1", "stoker-k3v9-b1")
-    assert read_scontrol("slurm_load_jobs error: Invalid job id specified") == {}
+    assert parse_scontrol("slurm_load_jobs error: Invalid job id specified") == {}
 
 
 def test_scontrol_shows_an_array_as_its_most_active_task() -> None:
-    rows = read_scontrol(
+    rows = parse_scontrol(
         "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobName=a JobState=COMPLETED NodeList=n1 \n"
         "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobName=a JobState=RUNNING NodeList=n2 \n"
     )
@@ -385,28 +391,28 @@ def test_scontrol_shows_an_array_as_its_most_active_task() -> None:
     ],
 )
 def test_failed_job_reports_its_state_and_output(exit_code: str, output: list[str], said: str) -> None:
-    assert job_status(AccountedJob("1", "FAILED", exit_code=exit_code), now=NOW, output=output).reason == said
+    assert build_job_status(AccountedJob("1", "FAILED", exit_code=exit_code), now=NOW, output=output).reason == said
 
 
 def test_reason_that_slurm_appends_to_the_job_output_is_read() -> None:
     line = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO PREEMPTION ***"
-    assert end_reason_in_job_output(["loading", line]) == "preempted by Slurm"
-    assert end_reason_in_job_output([line.replace("PREEMPTION", "TIME LIMIT")]) == "out of walltime"
-    assert job_status(AccountedJob("12", "CANCELLED"), now=NOW, output=[line]).reason == "preempted by Slurm"
+    assert find_end_reason_in_output(["loading", line]) == "preempted by Slurm"
+    assert find_end_reason_in_output([line.replace("PREEMPTION", "TIME LIMIT")]) == "out of walltime"
+    assert build_job_status(AccountedJob("12", "CANCELLED"), now=NOW, output=[line]).reason == "preempted by Slurm"
     assert (
-        job_status(AccountedJob("12", "CANCELLED"), now=NOW, output=["loading"]).reason
+        build_job_status(AccountedJob("12", "CANCELLED"), now=NOW, output=["loading"]).reason
         == "cancelled by someone (scancel)"
     )
-    assert gone([line]).reason == "preempted by Slurm"
-    assert gone([]).reason == "Slurm no longer knows this job"
+    assert build_status_of_unknown_job([line]).reason == "preempted by Slurm"
+    assert build_status_of_unknown_job([]).reason == "Slurm no longer knows this job"
 
 
 def test_job_names_are_built_and_parsed() -> None:
     assert job_name("k3v9", "b7") == "stoker-k3v9-b7"
-    assert block_of("stoker-k3v9-b7", session="k3v9") == "b7"
-    assert block_of("stoker-k3v90-b7", session="k3v9") is None
-    assert block_of("stoker-k3v9-b7-again", session="k3v9") is None
-    assert block_of(job_name("my run/1", "b7"), session="my run/1") == "b7"
+    assert block_of_job_name("stoker-k3v9-b7", session="k3v9") == "b7"
+    assert block_of_job_name("stoker-k3v90-b7", session="k3v9") is None
+    assert block_of_job_name("stoker-k3v9-b7-again", session="k3v9") is None
+    assert block_of_job_name(job_name("my run/1", "b7"), session="my run/1") == "b7"
 
 
 @pytest.mark.parametrize(
@@ -422,23 +428,23 @@ def test_job_names_are_built_and_parsed() -> None:
     ],
 )
 def test_end_of_a_job_names_the_cause_of_its_pilot_losses(state: str, loss: LossReason | None) -> None:
-    assert job_status(AccountedJob("1", state, nodes="n1"), now=NOW).loss is loss
+    assert build_job_status(AccountedJob("1", state, nodes="n1"), now=NOW).loss is loss
 
 
 def test_accounting_gives_the_reason_of_a_requeue() -> None:
     runs = "7|{}|0:0|n1\n7|PENDING|0:0|None assigned\n"
-    assert requeued(runs.format("PREEMPTED"), []) == ("preempted by Slurm", LossReason.PREEMPTED)
-    assert requeued(runs.format("NODE_FAIL"), []) == ("its node failed (n1)", LossReason.NODE_LOST)
-    assert requeued(runs.format("REQUEUED"), []) == ("requeued by a person", LossReason.VACATED)
-    assert requeued("7|PENDING|0:0|None assigned\n", []) is None
+    assert find_requeue_reason(runs.format("PREEMPTED"), []) == ("preempted by Slurm", LossReason.PREEMPTED)
+    assert find_requeue_reason(runs.format("NODE_FAIL"), []) == ("its node failed (n1)", LossReason.NODE_LOST)
+    assert find_requeue_reason(runs.format("REQUEUED"), []) == ("requeued by a person", LossReason.VACATED)
+    assert find_requeue_reason("7|PENDING|0:0|None assigned\n", []) is None
     line = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO PREEMPTION ***"
-    assert requeued("", [line]) == ("preempted by Slurm", LossReason.PREEMPTED)
+    assert find_requeue_reason("", [line]) == ("preempted by Slurm", LossReason.PREEMPTED)
 
 
 def test_down_or_silent_nodes_count_as_lost() -> None:
-    assert lost_nodes("n1|down*\nn1|down*\nn2|idle\nn3|mixed*\nn4|drained\n") == ["n1", "n3"]
+    assert parse_lost_nodes("n1|down*\nn1|down*\nn2|idle\nn3|mixed*\nn4|drained\n") == ["n1", "n3"]
 
 
 def test_job_with_a_preemption_time_counts_as_preempted() -> None:
     text = "7                       2026-11-21T10:42:00     \n8                       N/A                     \n"
-    assert read_preempted(text) == {"7"}
+    assert parse_preempted_jobs(text) == {"7"}

@@ -18,7 +18,7 @@ from live.peers import until
 from stoker.config import write_sites
 from stoker.manager.factory import factory as factory_factory
 from stoker.manager.factory import main
-from stoker.manager.factory.factory import Ending, Factory
+from stoker.manager.factory.factory import BatchJobFactory, FactoryEnd
 from stoker.protocol import to_client
 from stoker.protocol.blocks import BlockPhase, KnownBlock
 from stoker.protocol.ids import BlockId
@@ -69,7 +69,7 @@ def test_factory_reports_its_activity_from_its_start(manager: ManagerEnd, folder
 def test_waiting_factory_logs_the_running_factory_and_exits(manager: ManagerEnd, folder: SessionFolder) -> None:
     first = manager.start_factory()
     second = manager.start_factory("--parent", gone_parent(), wait=False)
-    assert manager.ended(second) == Ending.OVER
+    assert manager.ended(second) == FactoryEnd.OVER
     said(folder, "another factory", f"pid {first.pid} (", "for 1 min at most")
     said(folder, "is gone: this factory exits")
     assert first.poll() is None
@@ -92,7 +92,7 @@ def test_lock_held_by_another_process_ends_the_factory_with_a_note(manager: Mana
         assert other.stdout is not None
         other.stdout.readline()
         factory = manager.start_factory("--turn-limit-s", "0.5", wait=False)
-        assert manager.ended(factory) == Ending.FAILED
+        assert manager.ended(factory) == FactoryEnd.FAILED
         said(folder, "CRITICAL", f"factory.lock is held by pid {other.pid} (", "kill the holder by hand")
         assert other.poll() is None
         other.communicate(b"\n", timeout=10)
@@ -100,7 +100,7 @@ def test_lock_held_by_another_process_ends_the_factory_with_a_note(manager: Mana
 
 def test_factory_of_a_dead_manager_leaves_without_a_hello(manager: ManagerEnd) -> None:
     orphan = manager.start_factory("--parent", gone_parent(), wait=False)
-    assert manager.ended(orphan) == Ending.OVER
+    assert manager.ended(orphan) == FactoryEnd.OVER
     assert manager.hellos == []
 
 
@@ -132,9 +132,9 @@ def test_time_limit_of_an_old_command_counts_from_its_start(tmp_path: Path, monk
     try:
         time.sleep(0.6)
         waits: list[float] = []
-        wait = main._wait
+        wait = main._wait_for_lock
         monkeypatch.setattr(
-            main, "_wait", lambda lock, *, limit_s: (waits.append(limit_s), wait(lock, limit_s=limit_s))[1]
+            main, "_wait_for_lock", lambda lock, *, limit_s: (waits.append(limit_s), wait(lock, limit_s=limit_s))[1]
         )
         main.acquire_command_lock(file, limit_s=0.5)
         assert waits[0] == 0.0, "the command's time was used up before"
@@ -153,7 +153,7 @@ class Running:
     def __init__(self, manager: ManagerEnd, *sites: Site) -> None:
         self._manager = manager
         named = {each.name: each for each in sites}
-        self._factory = Factory(manager.folder, sites=named, parent=os.getppid(), end_limit_s=0.5)
+        self._factory = BatchJobFactory(manager.folder, sites=named, parent=os.getppid(), end_limit_s=0.5)
         self._thread = threading.Thread(target=self._factory.run)
         self._thread.start()
 
@@ -170,7 +170,7 @@ class Running:
 def test_factory_repeats_a_hello_that_the_manager_does_not_answer(
     manager: ManagerEnd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(factory_factory, "HELLO_LIMIT_S", 0.5)
+    monkeypatch.setattr(factory_factory, "HELLO_ANSWER_LIMIT_S", 0.5)
     manager.answers = False
     running = Running(manager, site())
     manager.until(lambda: len(manager.hellos) > 1, what="two hellos")
@@ -205,7 +205,7 @@ def let_go(file: Path) -> None:
 def test_slow_start_of_the_batch_interface_is_reported(
     manager: ManagerEnd, hanging_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(factory_factory, "OPEN_LIMIT_S", 0.5)
+    monkeypatch.setattr(factory_factory, "OPENING_LIMIT_S", 0.5)
     manager.known = ASKED
     running = Running(manager, site(ProviderKind.CONDOR, packed=True, shared_files=False))
     manager.hear_trouble("its batch system has not been ready")

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered, UnnamedJob
+from stoker.manager.factory.batch import (
+    BatchJobStatus,
+    BatchSystemError,
+    CommandUnanswered,
+    JobIdUnknown,
+    SubmissionRefused,
+)
 from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase
 from stoker.protocol.ids import BlockId
 
@@ -46,9 +52,9 @@ class ToyBatch:
         self.submitted.append(block)
         job = self.put(block)
         if self.lossy:
-            raise Unanswered("submit has not answered for 30 s")
+            raise CommandUnanswered("submit has not answered for 30 s")
         if self.noisy:
-            raise UnnamedJob("the output contains no unique job id: bye")
+            raise JobIdUnknown("the output contains no unique job id: bye")
         return job
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
@@ -69,4 +75,4 @@ class ToyBatch:
 
     def _answer(self) -> None:
         if self.down:
-            raise BatchTrouble(self.down)
+            raise BatchSystemError(self.down)

@@ -116,12 +116,12 @@ def test_removed_run_folder_ends_the_session_with_its_reason(world, when):
 
 
 def test_program_reports_that_its_session_folder_is_gone(world, tmp_path, monkeypatch):
-    monkeypatch.setattr(membership, "AWAY_S", 1.0)
+    monkeypatch.setattr(membership, "ABSENCE_REPORT_S", 1.0)
     folder = session_folder(tmp_path / "session")
     command = [sys.executable, "-m", "stoker.manager.main", "--session", str(folder.path), "--detached"]
     with subprocess.Popen(command) as manager:
         until(folder.file.exists)
-        joined = client.Link(folder)
+        joined = client.ClientLink(folder)
         try:
             joined.wait_joined(20)
             shutil.rmtree(folder.path)

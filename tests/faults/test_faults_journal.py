@@ -15,7 +15,7 @@ from faults.world import count_lines, kill, note, until
 
 import stoker
 from stoker.manager.core.state import JOURNAL_LOST
-from stoker.manager.live.records import MAGIC, Damage, Decided, SegmentHead, encoded, scan
+from stoker.manager.live.records import MAGIC, DamagedPart, DecisionChecksums, SegmentHead, encode_record, read_records
 from stoker.protocol.wire import VERSION
 
 CALLS = 90
@@ -82,7 +82,7 @@ def test_every_call_ends_once_after_the_journal_is_truncated(work, keep):
 def test_damaged_journal_record_loses_only_its_own_content(work):
     with work.crash():
         data = bytearray(work.journal.read_bytes())
-        ends = [end for end, _, _ in scan(work.journal)]
+        ends = [end for end, _, _ in read_records(work.journal)]
         for end in ends[len(ends) // 3 :: len(ends) // 3]:
             data[end - 4] ^= 0x10
         work.journal.write_bytes(data)
@@ -94,13 +94,13 @@ def test_damaged_journal_record_loses_only_its_own_content(work):
 def test_journal_of_a_version_with_other_decisions_is_set_aside(work, version):
     with work.crash():
         other = bytearray(MAGIC)
-        for _, now, record in scan(work.journal):
-            assert not isinstance(record, Damage)
+        for _, now, record in read_records(work.journal):
+            assert not isinstance(record, DamagedPart)
             if isinstance(record, SegmentHead):
                 record = msgspec.structs.replace(record, stoker=version)
-            elif isinstance(record, Decided):
+            elif isinstance(record, DecisionChecksums):
                 record = msgspec.structs.replace(record, checks=bytes(byte ^ 1 for byte in record.checks))
-            other += b"".join(encoded(now, record))
+            other += b"".join(encode_record(now, record))
         work.journal.write_bytes(other)
     assert [text for text in work.end() if "decides differently" in text and version in text]
     (aside,) = work.session.folder.glob("journal.aside-*")

@@ -76,7 +76,7 @@ def test_tuning_job_whose_submitter_died_is_abandoned_without_locks(tmp_path):
         assert not read_board(tmp_path)[0].abandoned
     (run.path / ".lock.holder").unlink()
     if not (submitter := os.fork()):
-        os._exit(not locks.take(os.open(run.path / ".lock", os.O_RDWR)))
+        os._exit(not locks.try_lock(os.open(run.path / ".lock", os.O_RDWR)))
     assert os.waitpid(submitter, 0)[1] == 0
     assert read_board(tmp_path)[0].abandoned
 
@@ -108,12 +108,12 @@ def test_lock_that_names_its_holder_ends_with_that_process(tmp_path: Path, other
     _name(file, other.pid)
     assert locks.is_locked(file) is True
     with file.open("rb+") as mine:
-        assert not locks.take(mine.fileno())
+        assert not locks.try_lock(mine.fileno())
     _end(other)
     assert locks.is_locked(file) is False
     with file.open("rb+") as mine:
-        assert locks.take(mine.fileno())
-        locks.wait(mine.fileno())
+        assert locks.try_lock(mine.fileno())
+        locks.wait_for_lock(mine.fileno())
     assert locks.is_locked(file) is True
 
 
@@ -135,7 +135,7 @@ def test_lock_error_other_than_missing_support_is_raised(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with (tmp_path / "lock").open("wb") as file, pytest.raises(OSError, match="Input/output"):
-        locks.take(file.fileno())
+        locks.try_lock(file.fileno())
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -144,5 +144,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _name(file: Path, pid: int) -> None:
-    holder = locks._HolderRecord(locks.machine(), pid, locks.started(pid) or 1, file.stat().st_ino)
-    locks._name_of(file).write_bytes(msgspec.json.encode(holder))
+    holder = locks._HolderRecord(locks.machine_id(), pid, locks.process_start_ticks(pid) or 1, file.stat().st_ino)
+    locks._holder_file(file).write_bytes(msgspec.json.encode(holder))

@@ -17,7 +17,7 @@ from tiny_model import write_tiny_model
 import stoker
 from stoker.pilot.devices import cpu
 
-DEVICE_BYTES = cpu.find(1)[0].facts.memory_bytes
+DEVICE_BYTES = cpu.find_cpu_devices(1)[0].facts.memory_bytes
 SIZE = f"{int(0.6 * DEVICE_BYTES)} B"  # the device fits one library and a sleeping library, but not two libraries
 
 

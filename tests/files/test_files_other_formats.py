@@ -11,7 +11,7 @@ from stoker.apps.batch_inference.request_file import check_file
 from stoker.apps.common.models_file import read_models
 from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.fact_verification.options import read_prompts
-from stoker.apps.gateway.batch_files import read_batch
+from stoker.apps.gateway.batch_files import parse_batch_request
 from stoker.apps.inference_sweep.plan import read_sweep
 from stoker.config import load_site
 from stoker.datafile import read_lines, read_rows
@@ -86,7 +86,7 @@ def test_batch_request_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     last = check_file(tmp_path / "requests.jsonl", admit=lambda _request: None).refused[-1].error
     assert last.message.startswith(f"line 2: is not JSON: byte {line.index(chr(0xE9)) + 1} (0xe9) is not UTF-8 text")
     with pytest.raises(RequestRefused) as caught:
-        read_batch('{"endpoint": "a"}'.encode("utf-16"))
+        parse_batch_request('{"endpoint": "a"}'.encode("utf-16"))
     assert "is UTF-16 text" in caught.value.error.message
 
 

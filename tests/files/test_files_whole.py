@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.contexts.objects import Published, publish
+from stoker.contexts.objects import PublishedObjects, publish_objects
 from stoker.contexts.recipe import ObjectRef
-from stoker.whole_files import append_or_truncate, draft_of, write_whole
+from stoker.whole_files import append_or_truncate, draft_file, write_whole
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def test_temporary_file_keeps_the_suffix_and_is_removed_on_interrupt(tmp_path: P
     path.write_text("before")
 
     def interrupted() -> None:
-        with draft_of(path) as draft:
+        with draft_file(path) as draft:
             assert draft.suffix == ".svg"
             assert draft.name.startswith(".")
             draft.write_text("half")
@@ -70,7 +70,7 @@ def test_temporary_file_keeps_the_suffix_and_is_removed_on_interrupt(tmp_path: P
 
 def test_concurrent_writers_of_one_file_do_not_conflict(tmp_path: Path) -> None:
     path = tmp_path / "facts"
-    with draft_of(path) as one, draft_of(path) as other:
+    with draft_file(path) as one, draft_file(path) as other:
         one.write_text("one")
         other.write_text("other")
     assert path.read_text() == "one"
@@ -82,8 +82,8 @@ def test_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     path.write_text("before")
     program = (
         "import os, pathlib, sys\n"
-        "from stoker.whole_files import draft_of\n"
-        "with draft_of(pathlib.Path(sys.argv[1])) as draft:\n"
+        "from stoker.whole_files import draft_file\n"
+        "with draft_file(pathlib.Path(sys.argv[1])) as draft:\n"
         "    draft.write_text('half')\n"
         "    os.kill(os.getpid(), 9)\n"
     )
@@ -111,13 +111,13 @@ def test_line_that_does_not_fit_on_the_disk_is_not_appended(tmp_path: Path) -> N
 
 def test_objects_are_published_after_a_write_failed_on_a_full_disk(tmp_path: Path) -> None:
     first, second, third = (ObjectRef(name=f"object-{n}", size_bytes=1, source=f"/somewhere/{n}") for n in range(3))
-    publish(tmp_path, (first,))
+    publish_objects(tmp_path, (first,))
     size = (tmp_path / "index.jsonl").stat().st_size
     with full_after(size + 10), pytest.raises(OSError, match="too large"):
-        publish(tmp_path, (second,))
-    published = Published(tmp_path)
+        publish_objects(tmp_path, (second,))
+    published = PublishedObjects(tmp_path)
     assert published.find(second.name) is None
-    publish(tmp_path, (third,))
+    publish_objects(tmp_path, (third,))
     assert published.find(third.name) == third
-    publish(tmp_path, (second,))
+    publish_objects(tmp_path, (second,))
     assert [published.find(each.name) for each in (first, second)] == [first, second]

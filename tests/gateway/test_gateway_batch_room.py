@@ -44,20 +44,20 @@ class SmallBatches(ProgramBatches):
         super().__init__(folder, program, files=CrowdedStore(folder / "files", room))
         self.room = room
 
-    async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
+    async def _start_process(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
         self.room.use("spawn")
-        return await super()._spawn(batch)
+        return await super()._start_process(batch)
 
-    def _keep(self, batch: GatewayBatch) -> None:
+    def _write_batch(self, batch: GatewayBatch) -> None:
         self.room.use("keep")
-        super()._keep(batch)
+        super()._write_batch(batch)
 
-    def _read(self, id: str) -> GatewayBatch | None:
+    def _read_batch(self, id: str) -> GatewayBatch | None:
         self.room.use("read")
-        return super()._read(id)
+        return super()._read_batch(id)
 
     async def waits_for(self, id: str, why: str) -> None:
-        await until(lambda: why in str(self.get(id, owner="").body["errors"]))
+        await until(lambda: why in str(self.get_batch(id, owner="").body["errors"]))
 
 
 class CrowdedStore(FileStore):
@@ -67,9 +67,9 @@ class CrowdedStore(FileStore):
         super().__init__(folder)
         self._room = room
 
-    def add(self, data: bytes | Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
+    def add_file(self, data: bytes | Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
         self._room.use(filename.partition("_")[2].partition("_")[2])
-        return super().add(data, filename=filename, purpose=purpose, owner=owner)
+        return super().add_file(data, filename=filename, purpose=purpose, owner=owner)
 
 
 @pytest.fixture(autouse=True)
@@ -87,13 +87,13 @@ async def test_finished_batch_waits_until_a_full_disk_has_space(
     room.lacking["errors.jsonl"] = errno.ENOSPC
     id = (await batches.begun(count=1)).id
     await batches.waits_for(id, "No space left on device")
-    assert batches.get(id, owner="").body["errors"]["data"][0]["code"] == "batch_waits"
+    assert batches.get_batch(id, owner="").body["errors"]["data"][0]["code"] == "batch_waits"
     await until(lambda: room.tried.count("errors.jsonl") >= 3)
     room.lacking.clear()
     done = await batches.over(id)
     assert (done.status, done.body["errors"]) == ("completed", None)
     assert (done.completed, done.failed, len(batches.started)) == (1, 1, 1)
-    names = sorted(file.filename for file in batches.files.all(owner=""))
+    names = sorted(file.filename for file in batches.files.list_files(owner=""))
     assert names == [f"{id}_errors.jsonl", f"{id}_responses.jsonl", "f"], "each file is stored once"
     assert [record.message.count("waits for a retry") for record in caplog.records] == [1]
 
@@ -121,7 +121,7 @@ async def test_unstartable_batch_can_be_cancelled(tmp_path: Path, monkeypatch: p
     room.lacking["spawn"] = errno.EMFILE
     id = (await batches.begun(count=1)).id
     await batches.waits_for(id, "Too many open files")
-    assert batches.cancel(id, owner="").status == "cancelling"
+    assert batches.cancel_batch(id, owner="").status == "cancelling"
     ended = await batches.over(id)
     assert (ended.status, ended.body["errors"]) == ("cancelled", None)
 
@@ -131,13 +131,13 @@ async def test_restarted_gateway_finds_the_unrecorded_process_of_a_batch(tmp_pat
     room = Room()
     killed, id = SmallBatches(tmp_path, room, SLEEPS), f"batch_{'1' * 24}"
     batch = GatewayBatch(id, "", CHAT, "file-x", int(time.time()), total=1)
-    killed._keep(batch)
-    orphan = await killed._spawn(batch)
+    killed._write_batch(batch)
+    orphan = await killed._start_process(batch)
     batches = SmallBatches(tmp_path, room, SLEEPS)
-    batches.resume()
+    batches.resume_open_batches()
     await until(lambda: batches._followed[id].process)
     assert batches._followed[id].process.pid == orphan.pid
-    batches.cancel(id, owner="")
+    batches.cancel_batch(id, owner="")
     assert (await batches.over(id)).status == "cancelled"
     assert await orphan.wait() != 0
     assert not batches.started
@@ -148,9 +148,9 @@ async def test_unreadable_batch_is_followed_once_it_can_be_read(tmp_path: Path) 
     room = Room()
     batches = SmallBatches(tmp_path, room, ANSWERS)
     id = f"batch_{'1' * 24}"
-    batches._keep(GatewayBatch(id, "", CHAT, "file-x", int(time.time()), total=1))
+    batches._write_batch(GatewayBatch(id, "", CHAT, "file-x", int(time.time()), total=1))
     room.lacking["read"] = errno.EMFILE
-    batches.resume()
+    batches.resume_open_batches()
     await until(lambda: room.tried.count("read") >= 3)
     room.lacking.clear()
     assert (await batches.over(id)).status == "completed"
@@ -159,9 +159,9 @@ async def test_unreadable_batch_is_followed_once_it_can_be_read(tmp_path: Path) 
 def test_file_of_an_unreadable_batch_is_kept(tmp_path: Path) -> None:
     room = Room()
     batches = SmallBatches(tmp_path, room, ANSWERS)
-    file = batches.files.add(b"x", filename="f", purpose="batch", owner="")
-    batches._keep(GatewayBatch(f"batch_{'1' * 24}", "", CHAT, file.id, 1, total=1))
+    file = batches.files.add_file(b"x", filename="f", purpose="batch", owner="")
+    batches._write_batch(GatewayBatch(f"batch_{'1' * 24}", "", CHAT, file.id, 1, total=1))
     room.lacking["read"] = errno.EMFILE
     with pytest.raises(OSError, match="Too many open files"):
-        batches.remove_old(time.time() + 2 * KEPT_S)
-    assert batches.files.get(file.id, owner="") == file
+        batches.remove_old_batches(time.time() + 2 * KEPT_S)
+    assert batches.files.get_file(file.id, owner="") == file

@@ -17,7 +17,7 @@ from stoker.protocol.session import (
     remove_gateway_note,
     write_gateway_note,
 )
-from stoker.protocol.show_status import gateway_rows
+from stoker.protocol.show_status import format_gateway_rows
 from stoker.protocol.status import ContextStatus, LibraryStatus
 from stoker.protocol.to_client import Status
 
@@ -48,7 +48,7 @@ NOTE = GatewayNote("http://127.0.0.1:8000", "login3", 4711, (LLAMA, QWEN, COLD),
 
 
 def test_status_lists_loaded_models_and_counts_the_others() -> None:
-    assert gateway_rows([NOTE], STATUS, now=101.0) == [
+    assert format_gateway_rows([NOTE], STATUS, now=101.0) == [
         "llama-8b   2 hot   14 running   1,210 tokens/s   TTFT 0.21 s (objective 1.0 s)   99.7 % met"
         "   1,204 refused   shares n014 with qwen-7b",
         "qwen-7b    1 hot   0 running   shares n014 with llama-8b",
@@ -59,14 +59,14 @@ def test_status_lists_loaded_models_and_counts_the_others() -> None:
 
 def test_status_shows_a_new_gateway_without_loaded_models() -> None:
     note = msgspec.structs.replace(NOTE, models=(COLD, ServedModelFigures("other", "other", "other-1")))
-    assert gateway_rows([note], STATUS, now=101.0)[0] == "2 models, none hot yet"
+    assert format_gateway_rows([note], STATUS, now=101.0)[0] == "2 models, none hot yet"
 
 
 def test_status_shows_models_that_cannot_be_used_or_loaded() -> None:
     unread = ServedModelFigures("gone", trouble="there is no folder\n  /models/gone")
     failed = ServedModelFigures("broken", "broken", "broken-1")
     status = msgspec.structs.replace(STATUS, contexts=(context("broken", failure="OSError: no such file"),))
-    rows = gateway_rows([msgspec.structs.replace(NOTE, models=(unread, failed))], status, now=101.0)
+    rows = format_gateway_rows([msgspec.structs.replace(NOTE, models=(unread, failed))], status, now=101.0)
     assert rows[:2] == [
         "gone     cannot be used: there is no folder /models/gone",
         "broken   0 hot   0 running   could not be loaded: OSError: no such file",
@@ -74,7 +74,7 @@ def test_status_shows_models_that_cannot_be_used_or_loaded() -> None:
 
 
 def test_status_shows_a_silent_gateway() -> None:
-    (row,) = gateway_rows([NOTE], STATUS, now=280.0)
+    (row,) = format_gateway_rows([NOTE], STATUS, now=280.0)
     assert row.startswith("the gateway at http://127.0.0.1:8000 has not answered for 3 min: run `stoker serve` ")
 
 
@@ -98,7 +98,9 @@ async def test_unwritable_note_is_logged_once(tmp_path, monkeypatch, caplog) -> 
     tries: list[object] = []
     monkeypatch.setattr(http, "WRITTEN_EVERY_S", 0.01)
     monkeypatch.setattr(http, "write_gateway_note", lambda *note: tries.append(note) or write_gateway_note(*note))
-    note = http.keep_note(SimpleNamespace(folder=tmp_path), {}, name="models-1f", address="http://127.0.0.1:1")
+    note = http.keep_gateway_note_updated(
+        SimpleNamespace(folder=tmp_path), {}, name="models-1f", address="http://127.0.0.1:1"
+    )
     keeping = asyncio.create_task(note)
     await until(lambda: len(tries) >= 4)
     keeping.cancel()

@@ -23,11 +23,18 @@ from tiny_model import write_tiny_model
 
 from stoker.apps.common.models_file import ModelSettings, parse_models
 from stoker.apps.common.openai_requests import ApiRequest, ChatMessage, Endpoint, RequestRefused, SamplingOptions
-from stoker.apps.gateway.answering import admit
-from stoker.apps.gateway.failures import refusal_of
+from stoker.apps.gateway.answering import refuse_long_wait
+from stoker.apps.gateway.failures import error_for_client
 from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
-from stoker.apps.gateway.objectives import Objectives, RequestLengths, read_objective_headers, refuse_objectives
-from stoker.apps.gateway.served import FirstTokens, ModelFacts, ServedModel, ServedModels, SessionWatch, forecast
+from stoker.apps.gateway.objectives import LatencyObjectives, RequestLengths, read_objective_headers, refuse_objectives
+from stoker.apps.gateway.served import (
+    FirstTokenWaits,
+    ModelFacts,
+    ServedModel,
+    ServedModels,
+    SessionWatch,
+    forecast_first_token,
+)
 from stoker.apps.gateway.usage import UsageFile, UsageRecorder
 from stoker.errors import CallDroppedError, ConfigError
 
@@ -87,9 +94,9 @@ def folder(tmp_path_factory):
 def test_call_has_the_objectives_and_lengths_of_its_request(folder):
     settings = ModelSettings(path=str(folder), ttft=0.5, tpot=0.1)
     model = ServedModel("small", settings, honoured=SLINFER)
-    model.lengths.record(40)
-    model.lengths.record(20)
-    wants = asyncio.run(model.app(request(), {"tpot": 0.3}, in_pieces=True)).specification.wants
+    model.lengths.record_answer_length(40)
+    model.lengths.record_answer_length(20)
+    wants = asyncio.run(model.choose_app(request(), {"tpot": 0.3}, in_pieces=True)).specification.requirements
     assert (wants.options.objective.ttft_s, wants.options.objective.tpot_s, wants.options.stream) == (0.5, 0.3, True)
     assert wants.features.expected_output == 30
     assert wants.features.input_length == len("one two three") + 4
@@ -97,20 +104,22 @@ def test_call_has_the_objectives_and_lengths_of_its_request(folder):
 
 def test_call_has_no_objectives_if_its_policy_ignores_them(folder):
     model = ServedModel("small", ModelSettings(path=str(folder), ttft=0.5, tpot=0.1))
-    wants = asyncio.run(model.app(request(), {})).specification.wants
+    wants = asyncio.run(model.choose_app(request(), {})).specification.requirements
     assert (wants.options.objective.ttft_s, wants.features) == (0.0, None)
 
 
 def test_expected_answer_length_follows_earlier_answers(folder):
     lengths = RequestLengths(str(folder))
-    assert [lengths.expected(most) for most in (0, 64)] == [0, 64]
-    lengths.record(100)
-    assert [lengths.expected(most) for most in (0, 64, 500)] == [100, 64, 100]
+    assert [lengths.estimate_answer_tokens(most) for most in (0, 64)] == [0, 64]
+    lengths.record_answer_length(100)
+    assert [lengths.estimate_answer_tokens(most) for most in (0, 64, 500)] == [100, 64, 100]
 
 
 def test_length_of_a_long_prompt_is_estimated_from_a_part(folder):
     lengths = RequestLengths(str(folder))
-    short, long = (asyncio.run(lengths.features(request("one two " * n)))["input_length"] for n in (2_000, 200_000))
+    short, long = (
+        asyncio.run(lengths.make_features(request("one two " * n)))["input_length"] for n in (2_000, 200_000)
+    )
     assert (short, long) == (16_004, 1_600_004)
 
 
@@ -127,7 +136,7 @@ def test_prompt_is_estimated_without_a_usable_tokenizer(tmp_path, caplog, tokeni
         (tmp_path / "tokenizer.json").write_text(tokenizer)
     lengths = RequestLengths(model or str(tmp_path))
     for _ in range(2):
-        assert asyncio.run(lengths.features(request("x" * 400)))["input_length"] == 104
+        assert asyncio.run(lengths.make_features(request("x" * 400)))["input_length"] == 104
     [record] = caplog.records
     assert said.format(folder=tmp_path) in record.getMessage()
 
@@ -155,29 +164,31 @@ def test_deadline_of_a_later_token_follows_from_its_position(tmp_path, monkeypat
     metrics, now = GatewayMetrics(UsageRecorder(UsageFile(tmp_path))), [0.0]
     models = ServedModels({"small": ModelSettings(path="m")}, honoured=SLINFER)
     monkeypatch.setattr("stoker.apps.gateway.figures.time.monotonic", lambda: now[0])
-    figures = RunningRequest(metrics, models["small"], Endpoint.CHAT, begun=100.0, wanted=Objectives(ttft_s, 0.1))
+    figures = RunningRequest(
+        metrics, models["small"], Endpoint.CHAT, begun=100.0, wanted=LatencyObjectives(ttft_s, 0.1)
+    )
     for at_s in comes_at_s:
         now[0] = 100.0 + at_s
-        figures.written(1, streamed=True)
-    figures.end(None)
+        figures.count_written_tokens(1, streamed=True)
+    figures.end_request(None)
     said = "yes" if in_time else "no"
     line = f'stoker_gateway_objectives_total{{met="{said}",model_name="small",objective="tpot"}} 1.0'
-    assert line in metrics.text(models, None).decode()
+    assert line in metrics.render_text(models, None).decode()
 
 
 def test_metrics_count_met_objectives_and_refused_requests(tmp_path):
     metrics = GatewayMetrics(UsageRecorder(UsageFile(tmp_path)))
     models = ServedModels({"small": ModelSettings(path="m", ttft=60.0)}, honoured=SLINFER)
     model = models["small"]
-    for wanted in (Objectives(0.001, 60.0), Objectives(60.0, 60.0), Objectives()):
+    for wanted in (LatencyObjectives(0.001, 60.0), LatencyObjectives(60.0, 60.0), LatencyObjectives()):
         figures = RunningRequest(metrics, model, Endpoint.CHAT, begun=time.monotonic() - 1.0, wanted=wanted)
         for _ in range(2):
-            figures.written(1, streamed=True)
-        figures.end(None)
+            figures.count_written_tokens(1, streamed=True)
+        figures.end_request(None)
     dropped = CallDroppedError("call c-1: ...", call="c-1", reason="late", retry_after_s=2.5)
-    RunningRequest(metrics, model, Endpoint.CHAT, begun=0.0, wanted=Objectives(1.0)).end(dropped)
-    assert (model.meter.met, model.meter.refused, model.meter.failed) == (0.5, 1, 0)
-    lines = metrics.text(models, None).decode()
+    RunningRequest(metrics, model, Endpoint.CHAT, begun=0.0, wanted=LatencyObjectives(1.0)).end_request(dropped)
+    assert (model.meter.objectives_met_share, model.meter.refused, model.meter.failed) == (0.5, 1, 0)
+    lines = metrics.render_text(models, None).decode()
     for expected in (
         'stoker_gateway_objectives_total{met="no",model_name="small",objective="ttft"} 1.0',
         'stoker_gateway_objectives_total{met="yes",model_name="small",objective="ttft"} 1.0',
@@ -210,7 +221,7 @@ def test_objective_headers_are_refused_if_the_policy_ignores_them():
 
 def test_error_of_a_dropped_call_says_when_to_retry():
     error = CallDroppedError("call c-1: ...", call="c-1", reason="its first token would be late", retry_after_s=2.5)
-    refusal = refusal_of(error)
+    refusal = error_for_client(error)
     assert (refusal.retry_after_s, refusal.status, refusal.code) == (2.5, 503, "objective_unreachable")
     assert "c-1" not in refusal.message
 
@@ -222,17 +233,17 @@ HOT = ModelFacts(hot=1)
 
 def after_traffic(*, servers, service_s, gap_s, count=200, seed=1):
     """Return measurements of streams that arrived at random and were served in order by `servers` servers."""
-    draw, first, free, waiting, now = random.Random(seed), FirstTokens(), [0.0] * servers, [], 0.0
+    draw, first, free, waiting, now = random.Random(seed), FirstTokenWaits(), [0.0] * servers, [], 0.0
     for _ in range(count):
         now += draw.expovariate(1 / gap_s)
         while waiting and waiting[0][0] <= now:
             at, came, before = heapq.heappop(waiting)
-            first.end(before, at - came)
+            first.end_wait(before, at - came)
         begun = max(now, heapq.heappop(free))
         heapq.heappush(free, begun + service_s)
-        heapq.heappush(waiting, (begun + service_s, now, first.begin()))
+        heapq.heappush(waiting, (begun + service_s, now, first.begin_wait()))
     for at, came, before in sorted(waiting):
-        first.end(before, at - came)
+        first.end_wait(before, at - came)
     assert first.waiting == 0
     return first
 
@@ -240,60 +251,60 @@ def after_traffic(*, servers, service_s, gap_s, count=200, seed=1):
 def test_first_token_forecast_equals_the_waiting_time_in_the_queue():
     first = after_traffic(servers=1, service_s=0.5, gap_s=0.55)
     for before in (0, 2, 5):  # each request takes 0.5 s, and the running request has already begun
-        assert first.expected_s(before) == pytest.approx((before + 0.75) * 0.5, abs=0.3)
+        assert first.forecast_s(before) == pytest.approx((before + 0.75) * 0.5, abs=0.3)
 
 
 def test_parallel_streams_do_not_raise_the_first_token_forecast():
     first = after_traffic(servers=100, service_s=1.0, gap_s=0.2)
-    assert first.expected_s(10) == pytest.approx(1.0, abs=0.01)
+    assert first.forecast_s(10) == pytest.approx(1.0, abs=0.01)
 
 
 def test_forecast_needs_eight_streams_and_has_an_upper_bound():
-    first = FirstTokens()
+    first = FirstTokenWaits()
     for before in range(7):
-        first.begin()
-        first.end(before, 1.0 + before)
-    assert first.expected_s(50) == 0.0
-    first.begin()
-    first.end(7, 8.0)
-    assert first.expected_s(10) == pytest.approx(11.0)
-    assert first.expected_s(50) == pytest.approx(16.0)
-    assert first.expected_s(500) == pytest.approx(16.0)
+        first.begin_wait()
+        first.end_wait(before, 1.0 + before)
+    assert first.forecast_s(50) == 0.0
+    first.begin_wait()
+    first.end_wait(7, 8.0)
+    assert first.forecast_s(10) == pytest.approx(11.0)
+    assert first.forecast_s(50) == pytest.approx(16.0)
+    assert first.forecast_s(500) == pytest.approx(16.0)
 
 
 def test_streams_without_a_first_token_are_not_measured():
-    first = FirstTokens()
+    first = FirstTokenWaits()
     for _ in range(20):
-        first.begin()
-        first.end(0, None)
-    assert (first.waiting, first.expected_s(3)) == (0, 0.0)
+        first.begin_wait()
+        first.end_wait(0, None)
+    assert (first.waiting, first.forecast_s(3)) == (0, 0.0)
 
 
 def test_forecast_of_an_unloaded_model_is_its_load_time():
-    measured = forecast(ModelFacts(loading=1, load_s=40.0, loading_s=15.0), FirstTokens())
+    measured = forecast_first_token(ModelFacts(loading=1, load_s=40.0, loading_s=15.0), FirstTokenWaits())
     assert measured.first_token_s == 25.0
-    assert measured.later_s(1.0) == 24.0
+    assert measured.retry_delay_s(1.0) == 24.0
     assert "loading; a load took 40" in measured.because
     asleep = ModelFacts(asleep=1, wake_s=2.5, load_s=40.0)
     assert (asleep.state, asleep.seconds_until_loaded) == ("asleep", 2.5)
     assert ModelFacts(loading=1, loading_s=5.0, load_s=40.0).seconds_until_loaded == 35.0
-    assert "no load has been measured" in forecast(ModelFacts(), FirstTokens()).because
+    assert "no load has been measured" in forecast_first_token(ModelFacts(), FirstTokenWaits()).because
 
 
 def test_forecast_includes_the_sessions_queue():
-    expected = forecast(ModelFacts(hot=2, queued=30, running=10, run_s=2.0), FirstTokens())
-    assert (expected.first_token_s, expected.later_s(1.0)) == (6.0, 5.0)
+    expected = forecast_first_token(ModelFacts(hot=2, queued=30, running=10, run_s=2.0), FirstTokenWaits())
+    assert (expected.first_token_s, expected.retry_delay_s(1.0)) == (6.0, 5.0)
     assert expected.because == "30 calls wait, 10 run, and a call takes 2.0 s"
-    assert forecast(HOT, FirstTokens()).later_s(0.001) == 0.0
+    assert forecast_first_token(HOT, FirstTokenWaits()).retry_delay_s(0.001) == 0.0
 
 
 def test_objective_below_the_idle_time_refuses_no_request():
     first = after_traffic(servers=1, service_s=0.5, gap_s=0.55)
     for _ in range(4):
-        first.begin()
-    expected = forecast(HOT, first)
-    assert expected.later_s(1.0) == pytest.approx(expected.first_token_s - 1.0)
-    assert expected.later_s(0.1) == 0.0
+        first.begin_wait()
+    expected = forecast_first_token(HOT, first)
+    assert expected.retry_delay_s(1.0) == pytest.approx(expected.first_token_s - 1.0)
+    assert expected.retry_delay_s(0.1) == 0.0
 
 
 def test_requests_are_refused_while_the_journal_is_unwritable():
@@ -303,7 +314,7 @@ def test_requests_are_refused_while_the_journal_is_unwritable():
     why = "the journal cannot be written (No space left on device)"
     for trouble in ({"journal": why}, {}):
         watch.status = msgspec.structs.replace(STATUS, trouble=trouble)
-        asked = admit(watch, models["m"], ttft_s=0.0, waits_s=None)
+        asked = refuse_long_wait(watch, models["m"], ttft_s=0.0, waits_s=None)
         if not trouble:
             asyncio.run(asked)
             continue

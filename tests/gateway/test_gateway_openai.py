@@ -209,9 +209,8 @@ def test_unanswerable_request_gets_its_error_status_and_code(client, options, st
         assert refused.value.status_code == status
         assert refused.value.response.json().keys() == {"error"}
     else:
-        assert (
-            "stream" in options
-        )  # the stream has an error event: on a slow machine its headers were sent before the error
+        # The stream has an error event: on a slow machine its headers were sent before the error.
+        assert "stream" in options
 
 
 @pytest.mark.parametrize(

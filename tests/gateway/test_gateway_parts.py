@@ -11,19 +11,19 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from stoker.apps.common.models_file import ColdRequestAction, ModelKind, parse_models, recipe_of
+from stoker.apps.common.models_file import ColdRequestAction, ModelKind, make_recipe_from_settings, parse_models
 from stoker.apps.common.openai_answers import TextBegun, TextEnded, TokenPiece
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.apps.gateway import session_figures
 from stoker.apps.gateway.answering import estimate_request_tokens, parse_model_request
-from stoker.apps.gateway.batch_files import FileStore, read_batch
-from stoker.apps.gateway.failures import refusal_of
-from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits, KeyUse
-from stoker.apps.gateway.listening import listen, listen_on_path
+from stoker.apps.gateway.batch_files import FileStore, parse_batch_request
+from stoker.apps.gateway.failures import error_for_client
+from stoker.apps.gateway.keys import KeyFile, KeyGuard, KeyLimits, KeyUse
+from stoker.apps.gateway.listening import listen_on_path, listen_on_port
 from stoker.apps.gateway.run import GatewayFolder, GatewayState
 from stoker.apps.gateway.streaming import DONE, ChunkEncoder
-from stoker.apps.gateway.vllm_endpoints import RERANK, SCORE, read_scoring
-from stoker.apps.gateway.wire import error_answer
+from stoker.apps.gateway.vllm_endpoints import RERANK, SCORE, parse_scoring_request
+from stoker.apps.gateway.wire import make_error_response
 from stoker.contexts import causal_lm
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.errors import (
@@ -92,7 +92,8 @@ def test_short_name_of_a_dtype_means_the_same_as_its_full_name(tmp_path, named, 
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text("{}")
     short, long = (
-        recipe_of(models(f'[models.a]\npath = "m"\ndtype = "{dtype}"\n', tmp_path)["a"]) for dtype in (named, meant)
+        make_recipe_from_settings(models(f'[models.a]\npath = "m"\ndtype = "{dtype}"\n', tmp_path)["a"])
+        for dtype in (named, meant)
     )
     assert short.key == long.key
 
@@ -113,77 +114,78 @@ def test_encoder_model_without_the_embedding_kind_is_refused(tmp_path, architect
 
 def test_requests_are_limited_per_minute_and_at_a_time():
     use, limits = KeyUse(), KeyLimits(requests_per_minute=2, concurrent=1)
-    assert use.reached(limits, now=0.0) is None
-    use.start(0.0)
-    assert use.reached(limits, now=1.0).error.code == "concurrent_requests"
-    use.end(0, now=2.0)
-    use.start(3.0)
-    use.end(0, now=4.0)
-    reached = use.reached(limits, now=10.0)
+    assert use.find_exceeded_limit(limits, now=0.0) is None
+    use.count_request_start(0.0)
+    assert use.find_exceeded_limit(limits, now=1.0).error.code == "concurrent_requests"
+    use.count_request_end(0, now=2.0)
+    use.count_request_start(3.0)
+    use.count_request_end(0, now=4.0)
+    reached = use.find_exceeded_limit(limits, now=10.0)
     assert (reached.error.code, reached.error.retry_after_s) == ("requests_per_minute", 50.0)
-    assert use.reached(limits, now=60.0) is None  # the first request began over a minute ago and no longer counts
+    # The first request began over a minute ago and no longer counts.
+    assert use.find_exceeded_limit(limits, now=60.0) is None
 
 
 def test_tokens_are_limited_once_they_are_known():
     use, limits = KeyUse(), KeyLimits(tokens_per_minute=100)
     for at, tokens in ((0.0, 60), (10.0, 60)):
-        assert use.reached(limits, now=at) is None
-        use.start(at)
-        use.end(tokens, now=at)
-    reached = use.reached(limits, now=20.0)
+        assert use.find_exceeded_limit(limits, now=at) is None
+        use.count_request_start(at)
+        use.count_request_end(tokens, now=at)
+    reached = use.find_exceeded_limit(limits, now=20.0)
     assert (reached.error.code, reached.error.retry_after_s) == ("tokens_per_minute", 40.0)
-    assert use.reached(limits, now=60.5) is None
+    assert use.find_exceeded_limit(limits, now=60.5) is None
 
 
 def test_key_is_kept_as_a_digest_in_a_private_file(tmp_path):
     file = KeyFile(tmp_path / "serve" / "keys.json")
-    assert Guard(file).is_open
-    key = file.add("ana", KeyLimits(concurrent=3))
+    assert KeyGuard(file).is_open
+    key = file.add_key("ana", KeyLimits(concurrent=3))
     assert key not in file.path.read_text()
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
-    guard = Guard(file)
-    assert guard.caller({"authorization": f"Bearer {key}"}).name == "ana"
-    assert guard.caller({"authorization": f"bearer {key}"}).limits == KeyLimits(concurrent=3)
+    guard = KeyGuard(file)
+    assert guard.identify_caller({"authorization": f"Bearer {key}"}).name == "ana"
+    assert guard.identify_caller({"authorization": f"bearer {key}"}).limits == KeyLimits(concurrent=3)
     for wrong in ("", "Bearer", "Bearer sk-stoker-x", f"Basic {key}", "Bearer " + "x" * 10_000, "Bearer é"):
         with pytest.raises(RequestRefused) as refused:
-            guard.caller({"authorization": wrong})
+            guard.identify_caller({"authorization": wrong})
         assert refused.value.error.status == 401
     with pytest.raises(ConfigError, match="there is a key ana already"):
-        file.add("ana", KeyLimits())
+        file.add_key("ana", KeyLimits())
     with pytest.raises(ConfigError, match="is not a name for a key"):
-        file.add("a b", KeyLimits())
-    file.remove("ana")  # the guard notices that the file has no keys, and refuses all callers
+        file.add_key("a b", KeyLimits())
+    file.remove_key("ana")  # the guard notices that the file has no keys, and refuses all callers
     with pytest.raises(RequestRefused, match="not valid"):
-        guard.caller({"authorization": f"Bearer {key}"})
+        guard.identify_caller({"authorization": f"Bearer {key}"})
     with pytest.raises(ConfigError, match="there is no key ana; there are: none"):
-        file.remove("ana")
+        file.remove_key("ana")
 
 
 def test_key_file_that_others_may_read_or_is_damaged_is_refused(tmp_path):
     file = KeyFile(tmp_path / "keys.json")
-    file.add("ana", KeyLimits())
+    file.add_key("ana", KeyLimits())
     file.path.chmod(0o644)
     with pytest.raises(ConfigError, match="other users may read it; chmod 600"):
-        file.current()
+        file.read_current()
     file.path.chmod(0o600)
     file.path.write_text("{")
     with pytest.raises(ConfigError, match="is damaged"):
-        file.current()
+        file.read_current()
 
 
 def test_ended_request_frees_its_place_in_the_concurrency_limit(tmp_path):
     file = KeyFile(tmp_path / "keys.json")
-    guard = Guard(file)
-    key = file.add("ana", KeyLimits(concurrent=1))
-    caller = guard.caller({"authorization": f"Bearer {key}"})
-    held = guard.begin(caller)
+    guard = KeyGuard(file)
+    key = file.add_key("ana", KeyLimits(concurrent=1))
+    caller = guard.identify_caller({"authorization": f"Bearer {key}"})
+    held = guard.begin_request(caller)
     with pytest.raises(RequestRefused) as refused:
-        guard.begin(guard.caller({"authorization": f"Bearer {key}"}))
-    assert refusal_of(refused.value).status == 429
-    assert refusal_of(refused.value).retry_after_s > 0
-    held.end()
-    held.end()
-    guard.begin(caller).end()
+        guard.begin_request(guard.identify_caller({"authorization": f"Bearer {key}"}))
+    assert error_for_client(refused.value).status == 429
+    assert error_for_client(refused.value).retry_after_s > 0
+    held.end_request()
+    held.end_request()
+    guard.begin_request(caller).end_request()
 
 
 @pytest.mark.parametrize(
@@ -196,13 +198,13 @@ def test_ended_request_frees_its_place_in_the_concurrency_limit(tmp_path):
     ],
 )  # fmt: skip
 def test_page_of_another_site_is_refused_without_keys(tmp_path, host, origin, may):
-    guard = Guard(KeyFile(tmp_path / "keys.json"))
+    guard = KeyGuard(KeyFile(tmp_path / "keys.json"))
     headers = {"host": host} | ({"origin": origin} if origin is not None else {})
     if may:
-        guard.caller(headers)
+        guard.identify_caller(headers)
         return
     with pytest.raises(RequestRefused) as refused:
-        guard.caller(headers)
+        guard.identify_caller(headers)
     assert refused.value.error.status == 403
 
 
@@ -274,7 +276,7 @@ def test_error_for_an_unsupported_request_names_the_field(endpoint, body, param,
 )
 def test_error_for_a_wrong_score_request_names_the_field(address, body, param):
     with pytest.raises(RequestRefused) as refused:
-        read_scoring(json.dumps({"model": "m", **body}).encode(), address, name="r")
+        parse_scoring_request(json.dumps({"model": "m", **body}).encode(), address, name="r")
     assert refused.value.error.param == param
     assert refused.value.error.message.startswith(param)
 
@@ -292,14 +294,14 @@ def test_body_that_is_no_json_object_is_refused(data):
 def test_prompt_tokens_count_once_for_several_choices():
     chunks = ChunkEncoder(endpoint=Endpoint.COMPLETIONS, name="n", model="m", created=1, per_prompt=2, usage=True)
     for index in range(4):
-        chunks.events(index, [TextBegun(10)])
-    chunks.events(0, [TokenPiece("ab", (("ab", -1.0, ()),))])
-    offset = json.loads(chunks.events(0, [TokenPiece("c", (("c", -float("inf"), ()),))]).removeprefix(b"data: "))
+        chunks.encode_pieces(index, [TextBegun(10)])
+    chunks.encode_pieces(0, [TokenPiece("ab", (("ab", -1.0, ()),))])
+    offset = json.loads(chunks.encode_pieces(0, [TokenPiece("c", (("c", -float("inf"), ()),))]).removeprefix(b"data: "))
     assert offset["choices"][0]["logprobs"]["text_offset"] == [2]
     assert offset["choices"][0]["logprobs"]["token_logprobs"] == [-9999.0]
     for index in range(4):
-        chunks.events(index, [TextEnded("stop", 3)])
-    last, _, done = chunks.end().partition(b"\n\n")
+        chunks.encode_pieces(index, [TextEnded("stop", 3)])
+    last, _, done = chunks.encode_end().partition(b"\n\n")
     assert json.loads(last.removeprefix(b"data: "))["usage"] == {
         "prompt_tokens": 20, "completion_tokens": 12, "total_tokens": 32,
     }  # fmt: skip
@@ -310,7 +312,7 @@ def test_each_chunk_counts_the_tokens_so_far_on_request():
     chunks = ChunkEncoder(
         endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=True, continuous=True
     )
-    events = chunks.events(0, [TextBegun(3), "a", "b", TextEnded("stop", 2)]).decode().split("\n\n")[:-1]
+    events = chunks.encode_pieces(0, [TextBegun(3), "a", "b", TextEnded("stop", 2)]).decode().split("\n\n")[:-1]
     found = [json.loads(event.removeprefix("data: "))["usage"]["total_tokens"] for event in events]
     assert found == [3, 4, 5, 5]
 
@@ -319,7 +321,7 @@ def test_each_chunk_counts_the_tokens_so_far_on_request():
 def test_pieces_received_together_become_separate_events(endpoint):
     chunks = ChunkEncoder(endpoint=endpoint, name="n", model='m"\0é', created=1, per_prompt=1, usage=True)
     texts = ['a"b\n', "", "é\0", "z"]
-    events = chunks.events(1, texts).decode().split("\n\n")
+    events = chunks.encode_pieces(1, texts).decode().split("\n\n")
     found = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events if event]
     assert [each["index"] for each in found] == [1] * 4
     assert [each["delta"]["content"] if endpoint is Endpoint.CHAT else each["text"] for each in found] == texts
@@ -337,14 +339,14 @@ def test_pieces_received_together_become_separate_events(endpoint):
 )  # fmt: skip
 def test_error_of_a_call_says_whether_to_retry_and_names_no_host(kind, status, code, is_retried):
     error = kind("call c-12 on node014: /scratch/ana/cache/x: no such file\n  its last lines")
-    found, answer = refusal_of(error), error_answer(error)
+    found, answer = error_for_client(error), make_error_response(error)
     assert (found.status, found.code, found.type) == (status, code, "server_error")
     assert not any(inside in found.message for inside in ("c-12", "node014", "/scratch", "\n"))
     assert ("retry-after" in answer.headers, "x-should-retry" in answer.headers) == (is_retried, not is_retried)
 
 
 def test_refused_request_does_not_say_whether_to_retry():
-    assert "x-should-retry" not in error_answer(RequestRefused("x")).headers
+    assert "x-should-retry" not in make_error_response(RequestRefused("x")).headers
 
 
 def test_metrics_sum_prefix_hits_of_a_models_libraries():
@@ -352,7 +354,7 @@ def test_metrics_sum_prefix_hits_of_a_models_libraries():
     status = SimpleNamespace(libraries=[SimpleNamespace(recipe="small-1a2b", batch=load) for load in loads])
     samples = {
         sample.name: (sample.labels["model_name"], sample.value)
-        for family in session_figures._engines(status, {"small-1a2b": "small"})
+        for family in session_figures._engine_metrics(status, {"small-1a2b": "small"})
         for sample in family.samples
     }
     assert samples["stoker_prefix_cache_queries_total"] == ("small", 60)
@@ -365,35 +367,35 @@ def test_metrics_sum_prefix_hits_of_a_models_libraries():
 def test_gateway_reuses_its_port_and_a_second_gateway_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     place = GatewayFolder("", tmp_path / "models.toml")
-    assert place.take() == GatewayState()
-    with listen("127.0.0.1", 0, kept=0) as first:
+    assert place.lock_and_read_state() == GatewayState()
+    with listen_on_port("127.0.0.1", 0, last_port=0) as first:
         port = first.getsockname()[1]
-        place.keep(GatewayState(port=port, session="s1", pid=os.getpid()))
+        place.write_state(GatewayState(port=port, session="s1", pid=os.getpid()))
         with pytest.raises(SessionError, match=rf"runs already at port {port} \(pid {os.getpid()}\)"):
-            GatewayFolder("", tmp_path / "models.toml").take()
+            GatewayFolder("", tmp_path / "models.toml").lock_and_read_state()
         with pytest.raises(ConfigError, match="taken by another program"):
-            listen("127.0.0.1", 0, kept=port)
+            listen_on_port("127.0.0.1", 0, last_port=port)
         with pytest.raises(ConfigError, match="choose another port with --port"):
-            listen("127.0.0.1", port, kept=0)
-    with listen("127.0.0.1", 0, kept=port) as again:
+            listen_on_port("127.0.0.1", port, last_port=0)
+    with listen_on_port("127.0.0.1", 0, last_port=port) as again:
         assert again.getsockname()[1] == port
-    assert GatewayFolder("", tmp_path / "other.toml").take() == GatewayState()
+    assert GatewayFolder("", tmp_path / "other.toml").lock_and_read_state() == GatewayState()
 
 
 def test_first_gateway_avoids_the_ports_of_stopped_gateways(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     place = GatewayFolder("", tmp_path / "models.toml")
-    place.take()
-    with listen("127.0.0.1", 0, kept=0) as free:
+    place.lock_and_read_state()
+    with listen_on_port("127.0.0.1", 0, last_port=0) as free:
         port = free.getsockname()[1]
     # no process listens at this port, as after the kill of a gateway
-    place.keep(GatewayState(port=port, session="s1", pid=1))
+    place.write_state(GatewayState(port=port, session="s1", pid=1))
     other = GatewayFolder("", tmp_path / "other.toml")
-    other.take()
-    assert (place.ports_of_others(), other.ports_of_others()) == (frozenset(), {port})
+    other.lock_and_read_state()
+    assert (place.find_ports_of_other_gateways(), other.find_ports_of_other_gateways()) == (frozenset(), {port})
     (other.folder.parent / "damaged").mkdir()
     (other.folder.parent / "damaged" / "gateway.json").write_bytes(b"\xff{")
-    with listen("127.0.0.1", 0, kept=0, not_on=other.ports_of_others()) as first:
+    with listen_on_port("127.0.0.1", 0, last_port=0, excluded_ports=other.find_ports_of_other_gateways()) as first:
         assert first.getsockname()[1] != port
 
 
@@ -437,19 +439,19 @@ def asked_batch(**fields):
 )  # fmt: skip
 def test_error_for_an_invalid_batch_body_names_the_field(fields, param, code):
     with pytest.raises(RequestRefused) as refused:
-        read_batch(asked_batch(**fields))
+        parse_batch_request(asked_batch(**fields))
     assert (refused.value.error.param, refused.value.error.code, refused.value.error.status) == (param, code, 400)
 
 
 def test_full_disk_is_reported_and_failed_upload_leaves_no_file(tmp_path):
     error = OSError(errno.ENOSPC, "No space left on device", "/x")
-    refusal = refusal_of(error)
+    refusal = error_for_client(error)
     assert (refusal.status, refusal.code, refusal.retry_after_s > 0) == (507, "disk_full", True)
     assert "No space left on device" in refusal.message
-    assert refusal_of(OSError(errno.EIO, "Input/output error")).code == "call_failed"
+    assert error_for_client(OSError(errno.EIO, "Input/output error")).code == "call_failed"
     store = FileStore(tmp_path / "files")
     with pytest.raises(OSError, match="No such file"):
-        store.add(tmp_path / "absent", filename="x", purpose="batch", owner="")
+        store.add_file(tmp_path / "absent", filename="x", purpose="batch", owner="")
     assert list((tmp_path / "files").iterdir()) == []
 
 

@@ -19,7 +19,12 @@ from stoker.apps.common.openai_chat import ToolCall
 from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.common.tool_calls import AnswerDelta, CallDelta
 from stoker.apps.gateway.answering import parse_responses_request
-from stoker.apps.gateway.responses import ResponseEvents, chat_request, response_body, translate_chat_error
+from stoker.apps.gateway.responses import (
+    ResponseEvents,
+    build_response_body,
+    convert_to_chat_request,
+    translate_chat_error,
+)
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
@@ -96,12 +101,12 @@ def test_unsupported_response_field_is_refused(fields, param):
 
 def test_store_and_include_fields_are_ignored_and_reported():
     noted = []
-    chat_request({"model": "m", "input": "Hi", "store": False, "include": []}, ignored=noted.append)
+    convert_to_chat_request({"model": "m", "input": "Hi", "store": False, "include": []}, ignored=noted.append)
     assert noted == ["store", "include"]
 
 
 def test_streamed_events_add_up_to_the_whole_response():
-    repeated = chat_request(
+    repeated = convert_to_chat_request(
         {"model": "m", "input": "Hi", "tools": [TOOL], "text": None}, ignored=lambda _: None
     ).repeated
     events = ResponseEvents(repeated, name="n", model="m", created=1)
@@ -111,7 +116,7 @@ def test_streamed_events_add_up_to_the_whole_response():
         AnswerPiece(AnswerDelta(calls=(CallDelta(0, arguments="}"), CallDelta(1, "f", "{}", "c2"))), 3),
         TextEnded("tool_calls", 9),
     ]  # fmt: skip
-    found = list(events_of(events.events(0, pieces) + events.end()))
+    found = list(events_of(events.encode_pieces(0, pieces) + events.encode_end()))
     assert [event.sequence_number for event in found] == list(range(len(found)))
     assert [event.type for event in found[:2]] == ["response.created", "response.in_progress"]
     assert found[-1].type == "response.completed"
@@ -126,13 +131,13 @@ def test_streamed_events_add_up_to_the_whole_response():
     assert {each.item.status for each in ended} == {"completed"}
     calls = (ToolCall("c1", "f", "{}"), ToolCall("c2", "f", "{}"))
     choice = Choice("I look", "tool_calls", 5, 9, reasoning="Hm so", calls=calls)
-    body = response_body(choice, repeated, name="n", model="m", created=1)
+    body = build_response_body(choice, repeated, name="n", model="m", created=1)
     assert strict(Response.model_validate(body, strict=True)) == done
 
 
 def test_response_cut_at_its_token_limit_is_marked_incomplete():
-    repeated = chat_request({"model": "m", "input": "Hi"}, ignored=lambda _: None).repeated
+    repeated = convert_to_chat_request({"model": "m", "input": "Hi"}, ignored=lambda _: None).repeated
     events = ResponseEvents(repeated, name="n", model="m", created=1)
-    *_, last = events_of(events.events(0, [TextBegun(5), "So", TextEnded("length", 1)]) + events.end())
+    *_, last = events_of(events.encode_pieces(0, [TextBegun(5), "So", TextEnded("length", 1)]) + events.encode_end())
     assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
     assert last.response.incomplete_details.reason == "max_output_tokens"

@@ -20,7 +20,7 @@ from stoker.apps.common.openai_answers import TextBegun
 from stoker.apps.common.openai_requests import Endpoint
 from stoker.apps.gateway import streaming, wire
 from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
-from stoker.apps.gateway.keys import HeldRequest, KeyUse
+from stoker.apps.gateway.keys import CountedRequest, KeyUse
 from stoker.apps.gateway.served import ServedModel
 from stoker.apps.gateway.streaming import ChunkEncoder, StreamedAnswer
 from stoker.apps.gateway.usage import UsageFile, UsageRecorder
@@ -42,8 +42,8 @@ def answer_of(pieces, *, is_hot=never, use=None):
     async def facts(_model):
         return SimpleNamespace(hot=await is_hot())
 
-    running.held = HeldRequest((use or KeyUse(running=1)).end)
-    watch = SimpleNamespace(waits_for=waits_for, facts=facts)
+    running.held = CountedRequest((use or KeyUse(running=1)).count_request_end)
+    watch = SimpleNamespace(explain_wait=waits_for, read_facts=facts)
     return StreamedAnswer(pieces, chunks, running, watch, failed=lambda _error: None)
 
 
@@ -63,8 +63,8 @@ def code_of(event):
 async def test_error_before_the_first_piece_is_raised_and_not_streamed():
     answer = answer_of(fails())
     with pytest.raises(ContextError, match="out of memory"):
-        await answer.begin()
-    await answer.leave()
+        await answer.wait_for_first_piece()
+    await answer.end_calls()
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["while it waits", "between two pieces"])
@@ -72,8 +72,8 @@ async def test_error_before_the_first_piece_is_raised_and_not_streamed():
 async def test_abandoned_stream_counts_as_running_until_its_calls_end(waits):
     use = KeyUse(running=1)
     answer = answer_of(fails(TextBegun(3), TextBegun(3), after=asyncio.Event()), use=use)
-    await answer.begin()
-    events = answer.events()
+    await answer.wait_for_first_piece()
+    events = answer.stream_events()
     await anext(events)
     if waits:
         await anext(events)
@@ -82,7 +82,7 @@ async def test_abandoned_stream_counts_as_running_until_its_calls_end(waits):
         waiting.cancel()
         await asyncio.wait({waiting})
     await events.aclose()
-    await answer.close()
+    await answer.end_request()
     assert use.running == 1
     await until(lambda: not use.running)
 
@@ -90,9 +90,9 @@ async def test_abandoned_stream_counts_as_running_until_its_calls_end(waits):
 @in_loop
 async def test_error_after_a_piece_is_the_last_event():
     answer = answer_of(fails(TextBegun(3)))
-    await answer.begin()
-    begun, error = [event async for event in answer.events()]
-    await answer.close()
+    await answer.wait_for_first_piece()
+    begun, error = [event async for event in answer.stream_events()]
+    await answer.end_request()
     assert json.loads(begun.removeprefix(b"data: "))["choices"][0]["delta"]["role"] == "assistant"
     assert code_of(error) == "model_unavailable"
 
@@ -102,11 +102,11 @@ async def test_error_after_a_comment_is_the_last_event(monkeypatch):
     monkeypatch.setattr(streaming, "_HEADERS_S", 0.0)
     fail, events = asyncio.Event(), []
     answer = answer_of(fails(after=fail))
-    await answer.begin()
-    async for event in answer.events():
+    await answer.wait_for_first_piece()
+    async for event in answer.stream_events():
         events.append(event)
         fail.set()
-    await answer.close()
+    await answer.end_request()
     comment, *_, error = events
     assert comment == b": loading m\n\n"
     assert code_of(error) == "model_unavailable"
@@ -147,8 +147,8 @@ async def test_stream_of_a_loaded_model_delays_its_headers_for_longer(monkeypatc
 
     answer = answer_of(fails(after=fail), is_hot=is_hot)
     with pytest.raises(ContextError):
-        await answer.begin()
-    await answer.leave()
+        await answer.wait_for_first_piece()
+    await answer.end_calls()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gateway.loops import in_loop
 from gateway.running import LIMIT_S, stoker, until
 
 from stoker.apps.gateway import workers as workers_module
-from stoker.apps.gateway.keys import Guard, KeyFile
+from stoker.apps.gateway.keys import KeyFile, KeyGuard
 from stoker.apps.gateway.workers import GatewayPeer, GatewayWorkers, WorkerTask
 
 NUMBER = 2
@@ -234,12 +234,12 @@ async def test_failing_workers_restart_after_growing_pauses(tmp_path, monkeypatc
             parent=os.getpid(), listener=listener.fileno(), session="", settings={}, most_bytes=1, origins=(),
             tls=None,
         )  # fmt: skip
-        workers = GatewayWorkers(task, number=1, models={}, guard=Guard(KeyFile(tmp_path / "keys.json")))
-        keeping = asyncio.create_task(workers.keep(None))
-        while workers.facts.restarts < 4:
+        workers = GatewayWorkers(task, number=1, models={}, guard=KeyGuard(KeyFile(tmp_path / "keys.json")))
+        keeping = asyncio.create_task(workers.keep_workers_running(None))
+        while workers.worker_facts.restarts < 4:
             await asyncio.sleep(0.01)
-        assert workers.facts.running == 0
-        await workers.stop()
+        assert workers.worker_facts.running == 0
+        await workers.stop_workers()
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
     pauses = [record.args[1] for record in caplog.records if "ended with" in record.message]
@@ -264,19 +264,22 @@ async def test_calls_between_processes_return_raise_or_are_cancelled():
 
     one = GatewayPeer(*await asyncio.open_unix_connection(sock=here), do)
     two = GatewayPeer(*await asyncio.open_unix_connection(sock=there), do)
-    running = [asyncio.create_task(each.run()) for each in (one, two)]
-    assert await asyncio.gather(one.call("double", 2, b"ab"), two.call("double", "c")) == [[4, b"abab"], ["cc"]]
+    running = [asyncio.create_task(each.process_frames()) for each in (one, two)]
+    assert await asyncio.gather(one.call_peer("double", 2, b"ab"), two.call_peer("double", "c")) == [
+        [4, b"abab"],
+        ["cc"],
+    ]
     with pytest.raises(ConnectionError, match="no such model"):
-        await one.call("fail")
-    waiting = asyncio.create_task(one.call("wait"))
+        await one.call_peer("fail")
+    waiting = asyncio.create_task(one.call_peer("wait"))
     await begun.wait()
     waiting.cancel()
     await cancelled.wait()
-    waiting = asyncio.create_task(one.call("wait"))
+    waiting = asyncio.create_task(one.call_peer("wait"))
     await asyncio.sleep(0)
     running[1].cancel()
     with pytest.raises(ConnectionError, match="the other process has ended"):
         await waiting
     with pytest.raises(ConnectionError, match="the other process has ended"):
-        await one.call("double", 1)
+        await one.call_peer("double", 1)
     await asyncio.gather(*running, return_exceptions=True)

@@ -40,9 +40,9 @@ def stop_at(step: str, mark: Path) -> None:
     elif step == "before the fork":
         before(os, "fork")
     elif step == "half a snapshot":
-        before(snapshot._Pickler, "state_of", skip=20)
+        before(snapshot._GraphPickler, "field_values", skip=20)
     elif step == "no name":
-        real_draft = snapshot.draft_of
+        real_draft = snapshot.draft_file
 
         @contextmanager
         def unnamed(path: Path, **how: Any) -> Iterator[Path]:
@@ -50,6 +50,6 @@ def stop_at(step: str, mark: Path) -> None:
                 yield draft
                 stop(mark)
 
-        vars(snapshot)["draft_of"] = unnamed
+        vars(snapshot)["draft_file"] = unnamed
     elif step == "before removal":
         before(records, "older_files")

@@ -15,7 +15,7 @@ import zmq
 from polling import PATIENCE_S, polls
 
 from stoker.contexts.recipe import BARE
-from stoker.dealer import Keys, open_socket
+from stoker.dealer import CurveKeys, open_socket
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec
@@ -38,7 +38,7 @@ def key_pair() -> KeyPair:
 def session_folder(path: Path) -> SessionFolder:
     """Make a session folder with keys, without starting a manager."""
     folder = SessionFolder(path)
-    folder.make()
+    folder.create_folders()
     for role in ("server", "client", "pilot"):
         folder.write_key(role, key_pair())
     return folder
@@ -51,7 +51,7 @@ class Peer:
         self.role, self.name = role, name
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         pair, there = key or folder.read_key(role), folder.read()
-        keys = Keys(there.server_key, pair.public, pair.secret)
+        keys = CurveKeys(there.server_key, pair.public, pair.secret)
         self.socket = open_socket(self._context, name=name, keys=keys)
         self.socket.reconnect_ivl = 50
         self.socket.connect(there.address)

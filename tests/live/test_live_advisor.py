@@ -43,7 +43,7 @@ def question(call: int, *, said: str = FULL) -> AskAdvice:
 @pytest.fixture
 def link(tmp_path: Path) -> Iterator[Made]:
     folder, watched = SessionFolder(tmp_path / "session"), set[int]()
-    folder.make()
+    folder.create_folders()
     made = AdvisorLink(folder, watch=watched.add, unwatch=watched.remove)
     yield made, watched
     made.close()
@@ -63,24 +63,24 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None
 
 def found(link: AdvisorLink, count: int, *, now: float) -> list[AdviceArrived]:
     have: list[AdviceArrived] = []
-    until(lambda: have.extend(link.answers(now)) or len(have) >= count, what="answers")
+    until(lambda: have.extend(link.receive_answers(now)) or len(have) >= count, what="answers")
     return have
 
 
 def ask_at_once(link: AdvisorLink) -> None:
-    link.ask(question(1), -advisor.GATHER_S)
-    link.keep_up(0.0)
+    link.queue_question(question(1), -advisor.GATHER_S)
+    link.start_or_kill_advisor(0.0)
 
 
 def test_advisor_starts_with_the_first_question(link: Made) -> None:
     made, watched = link
-    made.keep_up(0.0)
-    assert made.answers(0.0) == []
+    made.start_or_kill_advisor(0.0)
+    assert made.receive_answers(0.0) == []
     assert (watched, made.due_in_s) == (set(), float("inf"))
     for call in range(40):  # more questions than the channel can buffer
-        made.ask(question(call), 1.0)
+        made.queue_question(question(call), 1.0)
     assert watched == set()
-    made.keep_up(1.0 + advisor.GATHER_S)
+    made.start_or_kill_advisor(1.0 + advisor.GATHER_S)
     assert len(watched) == 1
     told = found(made, 40, now=4.0)
     assert {answer.about.call for answer in told if isinstance(answer.about, OfFailure)} == set(range(40))
@@ -102,7 +102,7 @@ def test_killed_advisor_is_restarted_and_asked_again(
     os.kill(before, signal.SIGKILL)
     made._process.wait()
     monkeypatch.setattr(advisor, "ADVISOR", itself)
-    assert made.answers(1.0) == []
+    assert made.receive_answers(1.0) == []
     (answer,) = found(made, 1, now=1.0 + advisor.LONGEST_PAUSE_S / 10)
     assert made._process.pid != before
     assert answer.about == question(1).about
@@ -120,7 +120,7 @@ def test_question_that_kills_the_advisor_twice_is_dropped(
         nonlocal now
         if made._process is not None and made._process.poll() is not None:
             now += 10.0  # advance the time only while no advisor runs, so a slow start is no timeout
-        assert made.answers(now) == []
+        assert made.receive_answers(now) == []
         return made.due_in_s == float("inf")
 
     until(given_up, what="the end of the question")
@@ -131,20 +131,23 @@ def test_unreadable_answer_counts_as_no_answer(link: Made, odd: Callable[[str], 
     odd("nonsense")
     made, watched = link
     ask_at_once(made)
-    until(lambda: not made.answers(1.0) and (made._folder.path.parent / "began").exists(), what="the advisor's start")
-    assert made.answers(2.0) == []
+    until(
+        lambda: not made.receive_answers(1.0) and (made._folder.path.parent / "began").exists(),
+        what="the advisor's start",
+    )
+    assert made.receive_answers(2.0) == []
     assert len(watched) == 1
 
 
 def test_surplus_and_oversized_questions_are_not_asked(link: Made, odd: Callable[[str], None]) -> None:
     odd("hangs")
     made, _ = link
-    made.ask(question(0, said="x" * 100_000), 0.0)
+    made.queue_question(question(0, said="x" * 100_000), 0.0)
     assert made.due_in_s == float("inf")
     for call in range(advisor.MOST_OPEN + 100):
-        made.ask(question(call), 0.0)
-        made.ask(question(call), 0.0)
-    assert made.open == advisor.MOST_OPEN
+        made.queue_question(question(call), 0.0)
+        made.queue_question(question(call), 0.0)
+    assert made.open_question_count == advisor.MOST_OPEN
 
 
 def test_dead_idle_advisor_does_not_wake_the_loop(link: Made) -> None:
@@ -153,7 +156,7 @@ def test_dead_idle_advisor_does_not_wake_the_loop(link: Made) -> None:
     found(made, 1, now=1.0)
     os.kill(made._process.pid, signal.SIGKILL)
     made._process.wait()
-    assert made.answers(2.0) == []
+    assert made.receive_answers(2.0) == []
     assert (watched, made.due_in_s) == (set(), float("inf"))
 
 
@@ -167,7 +170,7 @@ def test_advisor_start_is_retried_after_a_lack_of_descriptors(link: Made, monkey
         patched.setattr(advisor.socket, "socketpair", none_left)
         ask_at_once(made)
         assert made.due_in_s == 1.0
-    made.keep_up(100.0)
+    made.start_or_kill_advisor(100.0)
     assert found(made, 1, now=101.0)
 
 
@@ -175,7 +178,7 @@ def test_pace_questions_leave_room_for_other_questions(link: Made, odd: Callable
     odd("hangs")
     made, _ = link
     for call in range(1000):
-        made.ask(AskAdvice(OfPace(LibraryId(1), CallId(call)), "f", "/nowhere"), 0.0)
-    assert made.open == advisor.MOST_PACES
-    made.ask(question(1), 0.0)
-    assert made.open == advisor.MOST_PACES + 1
+        made.queue_question(AskAdvice(OfPace(LibraryId(1), CallId(call)), "f", "/nowhere"), 0.0)
+    assert made.open_question_count == advisor.MOST_PACES
+    made.queue_question(question(1), 0.0)
+    assert made.open_question_count == advisor.MOST_PACES + 1

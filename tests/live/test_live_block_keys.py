@@ -46,12 +46,12 @@ def test_key_is_refused_for_a_pilot_of_another_block(of_block: Peers, peers: Pee
     victim.hear(to_pilot.PilotWelcome)
     for identity in ("n1~fedcba9876543210", "n1"):
         thief = of_block("b2", identity, says="b2")
-        assert "pilot n1 is of block b1, but its key is for block b2" in thief.hear(to_pilot.PilotRefused).reason
+        assert "pilot n1 belongs to block b1, but its key is for block b2" in thief.hear(to_pilot.PilotRefused).reason
         thief.send(say.PilotLeaving("it is mine now"))
         assert thief.hear(to_pilot.PilotRefused)
         thief.close()
     liar = of_block("b2", "n2~0123456789abcdef", says="b1")
-    assert "is of block b1, but its key is for block b2" in liar.hear(to_pilot.PilotRefused).reason
+    assert "belongs to block b1, but its key is for block b2" in liar.hear(to_pilot.PilotRefused).reason
     assert victim.silent(1.5), "a thief's answers do not reach the victim, which stays connected when the thief leaves"
     victim.send(say.WalltimeUpdate(3600.0))
     victim.hear(to_pilot.Ack)

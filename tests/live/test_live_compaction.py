@@ -16,10 +16,15 @@ from stoker.manager.cli.session_choice import find_story_of_subject
 from stoker.manager.core import story
 from stoker.manager.core.reactor import Core
 from stoker.manager.live import records
-from stoker.manager.live.replay import find_journal_and_session, status_of_ended_session, story_of_ended_session, verify
+from stoker.manager.live.replay import (
+    find_journal_and_session,
+    status_of_ended_session,
+    story_of_ended_session,
+    verify_replay,
+)
 from stoker.manager.live.restore import JournalReplay
 from stoker.manager.policies import default_policies
-from stoker.manager.sim.validate import validate
+from stoker.manager.sim.validate import check_state
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec
@@ -33,7 +38,7 @@ STEPS = (
 
 def replay(folder: SessionFolder) -> Core | None:
     past = JournalReplay(folder.journal, "test")
-    for now, event in past.events():
+    for now, event in past.read_events():
         past.handle(event, now)
     return past.core
 
@@ -176,11 +181,13 @@ def test_journal_is_compacted_while_its_session_runs(
     assert "compacted" in live.headline, "also during the session, and each named journal has the call"
 
     manager.kill()
-    found = verify(folder.journal, session=find_journal_and_session(folder.journal)[1], policies=default_policies())
+    found = verify_replay(
+        folder.journal, session=find_journal_and_session(folder.journal)[1], policies=default_policies()
+    )
     assert found.difference is None
     assert found.since > 0
     core = replay(folder)
-    validate(core.state)
+    check_state(core.state)
     assert (core.state.done, len(core.state.calls)) == (240, 5)
     told = story_of_ended_session(folder, "3")
     assert "compacted" in told.headline
@@ -192,7 +199,7 @@ def test_journal_is_compacted_while_its_session_runs(
     work.hold = False
     work.run(20)
     assert work.results == {n: b"result %d" % n for n in range(265)}
-    again = verify(folder.journal, session="test", policies=default_policies())
+    again = verify_replay(folder.journal, session="test", policies=default_policies())
     assert again.difference is None
     assert again.restarts <= 1
 
@@ -229,7 +236,7 @@ def test_manager_killed_while_it_compacts_loses_nothing(
     assert manager.ended() == 0
     assert not list(folder.path.glob("*.draft")), "incomplete files are removed"
     assert not (folder.path / "journal.next").exists()
-    found = verify(folder.journal, session="test", policies=default_policies())
+    found = verify_replay(folder.journal, session="test", policies=default_policies())
     assert found.difference is None
 
 
@@ -255,9 +262,9 @@ def test_missing_beginning_of_a_compacted_journal_is_reported(tmp_path: Path, fo
     from stoker.manager.live import journal
 
     book = journal.Journal(folder.journal)
-    book.write(1.0, TimerFired("a"))
+    book.add_event(1.0, TimerFired("a"))
     book.begin_segment()
-    book.write(2.0, TimerFired("b"))
+    book.add_event(2.0, TimerFired("b"))
     book.close()
     assert len(records.list_segments(folder.journal)) == 2
     records.numbered_segment_path(folder.journal, 1).unlink()

@@ -18,11 +18,11 @@ from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice,
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal, records, snapshot
-from stoker.manager.live.compaction import Compaction
+from stoker.manager.live.compaction import JournalCompaction
 from stoker.manager.live.decisions import decision_checksum
 from stoker.manager.live.records import SegmentHead
 from stoker.manager.live.restore import JournalReplay, restore_manager
-from stoker.manager.live.snapshot import Unreadable, Unsaveable
+from stoker.manager.live.snapshot import UnreadableSnapshotError, UnsaveableStateError
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
 from stoker.manager.policies.slinfer import slinfer
 from stoker.protocol import to_manager
@@ -51,16 +51,16 @@ def toy() -> Toy:
 
 
 def saved(core: Core, path: Path) -> Path:
-    snapshot.write(path, core, HEAD)
+    snapshot.write_snapshot(path, core, HEAD)
     return path
 
 
 def test_snapshot_contains_its_segment_and_unacknowledged_results(toy: Toy, tmp_path: Path) -> None:
     path = saved(toy.core, tmp_path / "journal.000002.snapshot")
-    found = snapshot.read(path)
+    found = snapshot.read_snapshot(path)
     assert found.segment == HEAD
     assert [end.call for end in found.ends] == [end.call for end in toy.core.state.clients["ana"].unacked]  # type: ignore[index]
-    assert snapshot.restored(found).state.calls.keys() == toy.core.state.calls.keys()
+    assert snapshot.load_core(found).state.calls.keys() == toy.core.state.calls.keys()
     assert os.stat(path).st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]
 
@@ -81,8 +81,8 @@ def test_snapshot_with_a_flipped_bit_or_lost_end_is_unreadable(shot: Path, where
         data[at] ^= 1 << bit
     damaged = shot.with_suffix(".damaged")
     damaged.write_bytes(data)
-    with pytest.raises(Unreadable):
-        snapshot.restored(snapshot.read(damaged))
+    with pytest.raises(UnreadableSnapshotError):
+        snapshot.load_core(snapshot.read_snapshot(damaged))
 
 
 class Evil:
@@ -94,14 +94,14 @@ class Evil:
     "thing", [Evil(), os.system, eval, Path("/"), io.BytesIO(), Policies.__init__, pickle.Unpickler, lambda: 1]
 )
 def test_snapshot_refuses_objects_other_than_state_and_messages(thing: object) -> None:
-    with pytest.raises(Unsaveable):
-        snapshot.dump([thing], io.BytesIO())
+    with pytest.raises(UnsaveableStateError):
+        snapshot.write_object_graph([thing], io.BytesIO())
     try:
         data = pickle.dumps(thing)
     except (pickle.PicklingError, TypeError, AttributeError):
         return
-    with pytest.raises(Unreadable):
-        snapshot.load(data, {})
+    with pytest.raises(UnreadableSnapshotError):
+        snapshot.read_object_graph(data, {})
 
 
 def classes_of(annotation: object, found: set[type]) -> None:
@@ -119,16 +119,16 @@ def test_snapshot_can_contain_every_type_used_in_messages() -> None:
         classes_of(kind, found)
     assert ProgramFolder in found
     for each in found:
-        snapshot.dump([each], io.BytesIO())
+        snapshot.write_object_graph([each], io.BytesIO())
 
 
 def test_snapshot_of_a_class_with_other_fields_is_refused(toy: Toy, tmp_path: Path) -> None:
-    found = snapshot.read(saved(toy.core, tmp_path / "journal.000002.snapshot"))
+    found = snapshot.read_snapshot(saved(toy.core, tmp_path / "journal.000002.snapshot"))
     layout = {**found.layout, "stoker.manager.core.nouns:Client": ["id", "shoe_size"]}
-    with pytest.raises(Unreadable, match="the fields of Client have changed"):
-        snapshot.load(found.core, layout)
-    with pytest.raises(Unreadable, match="no class Janitor"):
-        snapshot.load(found.core, {**found.layout, "stoker.manager.core.state:Janitor": ["id"]})
+    with pytest.raises(UnreadableSnapshotError, match="the fields of Client have changed"):
+        snapshot.read_object_graph(found.core, layout)
+    with pytest.raises(UnreadableSnapshotError, match="no class Janitor"):
+        snapshot.read_object_graph(found.core, {**found.layout, "stoker.manager.core.state:Janitor": ["id"]})
 
 
 @pytest.mark.parametrize("make", [default_policies, slinfer])
@@ -140,7 +140,7 @@ def test_measured_step_times_are_restored(make: Callable[[], Policies], tmp_path
     key = RecipeKey(next(iter(toy.core.state.contexts)))
     toy.give(AdviceArrived(OfContext(key), CostAdvice({"cpu": ContextAdvice(steps=steps)})))
     path = saved(toy.core, tmp_path / "journal.000002.snapshot")
-    back = snapshot.restored(snapshot.read(path))
+    back = snapshot.load_core(snapshot.read_snapshot(path))
     assert back.state.contexts[key].advice["cpu"].steps == steps
 
 
@@ -154,9 +154,9 @@ def lived(path: Path, toy: Toy, *, cut_at: int) -> journal.Journal:
     for number, (now, event) in enumerate(toy.past):
         if number == cut_at:
             head = book.begin_segment()
-            snapshot.write(records.snapshot_path(path, head.number), core, head)
-        book.write(now, event)
-        book.decided(decision_checksum(core.handle(event, now)))
+            snapshot.write_snapshot(records.snapshot_path(path, head.number), core, head)
+        book.add_event(now, event)
+        book.add_decision_checksum(decision_checksum(core.handle(event, now)))
         book.flush()
     return book
 
@@ -183,7 +183,7 @@ def test_ended_calls_survive_a_lost_journal_beginning(toy: Toy, tmp_path: Path) 
     shot = records.snapshot_path(path, 2)
     data = bytearray(shot.read_bytes())
     size = len(data)
-    found = snapshot.read(shot)
+    found = snapshot.read_snapshot(shot)
     at = data.index(found.core[:200]) + 300
     data[at] ^= 1
     shot.write_bytes(data)
@@ -206,16 +206,16 @@ def test_policy_that_cannot_be_saved_is_reported_once(tmp_path: Path) -> None:
     policies = Policies(dispatch=Lambdas(), residency=LoadWhereWanted(), provisioning=KeepBlocks())
     book = journal.Journal(tmp_path / "journal")
     told: list[str] = []
-    work = Compaction(book, snapshot_bytes=0, tail_bytes=0, now=True, tell=told.append)
+    work = JournalCompaction(book, snapshot_bytes=0, tail_bytes=0, starts_now=True, tell=told.append)
     core = Core("test", policies)
     while not told:
-        work.advance(core)
+        work.start_or_check(core)
     (text,) = told
     assert "not compacted" in text
     assert "function" in text
     assert records.list_snapshots(book.path) == []
     work._now = True
-    work.advance(core)
+    work.start_or_check(core)
     assert work.wait_s == float("inf"), "the snapshot is not tried again"
     assert len(records.list_segments(book.path)) == 2
     work.close()

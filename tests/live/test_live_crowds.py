@@ -67,14 +67,14 @@ def test_thousand_silent_connections_disturb_no_session(limited: Manager, peers:
     client.define()
     strangers: list[socket.socket | None] = [None] * STRANGERS
     where = split_address(folder.read().address.removeprefix("tcp://"))
-    holder = lease.read(folder.lease)
+    holder = lease.read_lease(folder.lease)
     answered = []
     for _ in range(10):
         connect_again(strangers, where)
         began = time.monotonic()
         assert client.status().pilots
         answered.append(time.monotonic() - began)
-    until(lambda: lease.read(folder.lease) != holder, what="the lease is renewed")
+    until(lambda: lease.read_lease(folder.lease) != holder, what="the lease is renewed")
     welcomed(peers, "client")
     client.submit(0)
     pilot.serve()
@@ -88,19 +88,19 @@ def test_thousand_silent_connections_disturb_no_session(limited: Manager, peers:
 @pytest.mark.long
 def test_oldest_silent_connection_of_the_busiest_address_is_cut() -> None:
     places = UnprovenConnections()
-    places.places.most = 4
+    places.unproven.most = 4
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_server(("127.0.0.2", 0)) as other:
         pairs = []
         for server in (other, listening, listening, listening, listening, listening):
             ours = socket.create_connection(server.getsockname(), source_address=(server.getsockname()[0], 0))
             theirs, _ = server.accept()
             pairs.append((ours, theirs))
-            places.accepted(theirs.fileno())
+            places.add_connection(theirs.fileno())
         cut = [_ends(ours) for ours, _ in pairs]
         assert cut == [False, True, True, False, False, False]
-        assert len(places.places) == 4
-        places.settled(pairs[3][1].fileno())
-        assert len(places.places) == 3
+        assert len(places.unproven) == 4
+        places.remove_connection(pairs[3][1].fileno())
+        assert len(places.unproven) == 3
         for pair in pairs:
             for each in pair:
                 each.close()
@@ -116,18 +116,18 @@ def _ends(made: socket.socket) -> bool:
 
 def test_connection_with_a_reused_descriptor_is_not_cut() -> None:
     places = UnprovenConnections()
-    places.places.most = 1
+    places.unproven.most = 1
     with socket.create_server(("127.0.0.1", 0)) as listening:
         first = socket.create_connection(listening.getsockname())
         theirs, _ = listening.accept()
         number = theirs.fileno()
-        places.accepted(number)
+        places.add_connection(number)
         second = socket.create_connection(listening.getsockname())
         innocent, _ = listening.accept()
         os.dup2(innocent.fileno(), number)
         third = socket.create_connection(listening.getsockname())
         late, _ = listening.accept()
-        places.accepted(late.fileno())
+        places.add_connection(late.fileno())
         assert not _ends(second)
         for each in (first, second, third, theirs, innocent, late):
             each.close()
@@ -138,14 +138,14 @@ import os, resource, sys, time
 from pathlib import Path
 from stoker.manager.live import lease
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-held = lease.take(Path(sys.argv[1]), renew_s=0.05)
+held = lease.take_lease(Path(sys.argv[1]), renew_s=0.05)
 taken = []
 try:
     while True:
         taken.append(os.open("/dev/null", os.O_RDONLY))
 except OSError:
     pass
-held.keep(lambda holder: os._exit(3))
+held.start_renewing(lambda holder: os._exit(3))
 os.write(1, b"full\\n")
 sys.stdin.readline()
 os.close(taken.pop()), os.close(taken.pop())
@@ -162,9 +162,9 @@ def test_lease_is_renewed_when_no_descriptor_is_left(tmp_path: Path) -> None:
     try:
         assert holder.stdout.readline() == "full\n"
         for _ in range(3):
-            before = lease.read(path)
+            before = lease.read_lease(path)
             assert before is not None
-            until(lambda: lease.read(path) != before, what="the lease changes")  # noqa: B023
+            until(lambda: lease.read_lease(path) != before, what="the lease changes")  # noqa: B023
         holder.stdin.write("go on\n")
         holder.stdin.flush()
         assert holder.wait(20) == 0

@@ -80,7 +80,7 @@ def test_message_that_crashes_the_manager_cancels_only_its_calls(failing: Manage
     pilot.send(say.LibraryReady(1, 0.1, 0.1))  # type: ignore[arg-type]
     pilot.hear(to_pilot.RunCalls)
     bad = submit(client, 2, "boom")
-    assert failing.ended() == keeper.FAILED
+    assert failing.ended() == keeper.MANAGER_FAILED
     failing.start()
     held = say.LibraryFacts(1, "bare", ("cpu:0",), True, (1,))  # type: ignore[arg-type]
     hello(client)
@@ -106,7 +106,7 @@ def test_client_that_crashes_the_manager_repeatedly_is_refused(failing: Manager,
     other = peers("client")
     client.send(say.DefineRecipe(BARE), say.DefineFunction("boom", "boom", b""))  # type: ignore[arg-type]
     for number in range(3):
-        assert ended_by(failing, client, submit(client, number, "boom")) == keeper.FAILED
+        assert ended_by(failing, client, submit(client, number, "boom")) == keeper.MANAGER_FAILED
         failing.start()
         refused = hello(client, answer=to_client.ClientWelcome if number < 2 else to_client.ClientRefused)
     assert "division by zero" in refused.reason

@@ -19,8 +19,8 @@ from stoker.config import write_sites
 from stoker.errors import SessionError
 from stoker.manager.executor.processes import ManagerProcess
 from stoker.manager.live import keeper
-from stoker.manager.live.helper_processes import FACTORY, PAUSE_S, TOLD_S, HelperSupervisor
-from stoker.manager.live.keeper import MOST_DEATHS, RestartProgress, Restarts
+from stoker.manager.live.helper_processes import FACTORY, PAUSE_S, SILENCE_REPORT_S, HelperSupervisor
+from stoker.manager.live.keeper import MOST_DEATHS, RestartLimiter, RestartProgress
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.session import SessionFolder
@@ -57,9 +57,11 @@ class HelperHarness:
     """The supervisor of a factory process with a test clock."""
 
     def __init__(self, folder: SessionFolder) -> None:
-        self.is_heard = False
+        self.has_sent_hello = False
         self.now = 1000.0
-        self.attendant = HelperSupervisor(folder, FACTORY, is_heard=lambda: self.is_heard, hello_limit_s=LIMIT_S)
+        self.attendant = HelperSupervisor(
+            folder, FACTORY, has_sent_hello=lambda: self.has_sent_hello, hello_limit_s=LIMIT_S
+        )
         self.look()
 
     @property
@@ -69,8 +71,8 @@ class HelperHarness:
 
     def look(self, after_s: float = 0.0) -> str:
         self.now += after_s
-        self.attendant.keep_up(self.now)
-        return self.attendant.trouble(self.now)
+        self.attendant.restart_or_kill_process(self.now)
+        return self.attendant.describe_trouble(self.now)
 
 
 @pytest.mark.usefixtures("site", "_nobody_stays")
@@ -80,9 +82,9 @@ def test_silent_factory_is_reported_killed_and_replaced(
     turned = HelperHarness(folder)
     pid = turned.pid
     os.kill(pid, signal.SIGSTOP)
-    assert turned.look(TOLD_S - 1) == ""
+    assert turned.look(SILENCE_REPORT_S - 1) == ""
     assert f"the factory (pid {pid}) runs but has not connected; its log says" in turned.look(2)
-    turned.look(LIMIT_S - TOLD_S - 2)
+    turned.look(LIMIT_S - SILENCE_REPORT_S - 2)
     until(lambda: [each.pid for each in factories(folder)] == [pid], what="/proc shows its command line")
     assert f"pid {pid}" in turned.look(2)  # the manager kills the factory and has not started another factory
     assert f"the factory (pid {pid}) runs but has not connected" in caplog.text
@@ -93,7 +95,7 @@ def test_silent_factory_is_reported_killed_and_replaced(
     assert other != pid
     os.kill(other, signal.SIGSTOP)  # stop this factory, which would find no manager and exit
     assert f"pid {other}" in turned.look(1)  # the report is immediate, because no factory has said hello
-    turned.is_heard = True
+    turned.has_sent_hello = True
     assert turned.look(10 * LIMIT_S) == ""
     assert turned.pid == other
 
@@ -106,13 +108,13 @@ def test_factory_that_cannot_start_is_reported_with_its_last_line(folder: Sessio
     pid = turned.pid
     until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, what="the factory's end", seconds=30)
     assert turned.look(1) == ""
-    turned.now += TOLD_S
-    words = turned.attendant.trouble(turned.now)
+    turned.now += SILENCE_REPORT_S
+    words = turned.attendant.describe_trouble(turned.now)
     assert f"(pid {pid}) has ended (1) and will be started again; its log says: " in words
     assert "line 2: [provider] one GPU node is not a setting" in words
 
 
-IMPATIENT = "from stoker.manager.live import helper_processes\nhelper_processes.TOLD_S = 1.0"
+IMPATIENT = "from stoker.manager.live import helper_processes\nhelper_processes.SILENCE_REPORT_S = 1.0"
 
 
 @pytest.fixture
@@ -147,7 +149,7 @@ def test_report_leaves_out_log_lines_of_an_earlier_factory(folder: SessionFolder
     (folder.path / "factory.log").write_text("2026-01-01 00:00:00,000 INFO somebody else's word\n")
     turned = HelperHarness(folder)
     os.kill(turned.pid, signal.SIGSTOP)
-    words = turned.look(TOLD_S + 1)
+    words = turned.look(SILENCE_REPORT_S + 1)
     assert "runs but has not connected" in words
     assert "somebody else's word" not in words
 
@@ -155,30 +157,30 @@ def test_report_leaves_out_log_lines_of_an_earlier_factory(folder: SessionFolder
 # ---- restarts
 
 
-def lives(restarts: Restarts, file: Path, *, does: bool) -> float | None:
-    restarts.started()
+def lives(restarts: RestartLimiter, file: Path, *, does: bool) -> float | None:
+    restarts.mark_start()
     progress = RestartProgress(file, done=7)
     progress.mark_first_completed_call(7)
     if does:
         progress.mark_first_completed_call(8)
         os.utime(file, ns=(0, restarts._before + 1))  # set a later time: file systems may have coarse times
-    return restarts.died()
+    return restarts.record_death()
 
 
 def test_helper_without_progress_is_abandoned_after_growing_pauses(tmp_path: Path) -> None:
-    restarts = Restarts(tmp_path / "progress", clock=lambda: 100.0)
+    restarts = RestartLimiter(tmp_path / "progress", clock=lambda: 100.0)
     pauses = [lives(restarts, tmp_path / "progress", does=False) for _ in range(MOST_DEATHS)]
     assert pauses == [0.0, 1.0, 2.0, 4.0, None]
 
 
 def test_manager_with_progress_is_always_restarted(tmp_path: Path) -> None:
-    restarts = Restarts(tmp_path / "progress", clock=lambda: 100.0)
+    restarts = RestartLimiter(tmp_path / "progress", clock=lambda: 100.0)
     assert [lives(restarts, tmp_path / "progress", does=True) for _ in range(50)] == [0.0] * 50
 
 
 def test_helper_that_dies_rarely_is_always_restarted(tmp_path: Path) -> None:
     now = 100.0
-    restarts = Restarts(tmp_path / "progress", clock=lambda: now)
+    restarts = RestartLimiter(tmp_path / "progress", clock=lambda: now)
     for _ in range(20):
         assert lives(restarts, tmp_path / "progress", does=False) is not None
         now += 20.0
@@ -190,10 +192,10 @@ def test_unwritable_progress_file_is_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("says_hello", [True, False])
 def test_factory_that_connected_before_it_died_restarts_at_once(folder: SessionFolder, says_hello: bool) -> None:
-    attendant = HelperSupervisor(folder, "this", is_heard=lambda: says_hello, hello_limit_s=100.0)
+    attendant = HelperSupervisor(folder, "this", has_sent_hello=lambda: says_hello, hello_limit_s=100.0)
     now, pids = 1000.0, set()
     for _ in range(4):
-        attendant.keep_up(now)
+        attendant.restart_or_kill_process(now)
         process = attendant._process
         process.wait(PATIENCE_S)
         pids.add(process.pid)
@@ -214,7 +216,7 @@ def sleeper(folder: SessionFolder, lost: queue.SimpleQueue[SessionError]) -> Ite
     folder.file.touch()
     manager = ManagerProcess(folder, on_lost=lost.put, command=SLEEPS)
     yield manager
-    manager.end(grace_s=0)
+    manager.end_process(grace_s=0)
 
 
 def forbid_start(folder: SessionFolder) -> None:
@@ -271,7 +273,7 @@ def test_keeper_retries_a_failed_start(
     log, mends = logging.getLogger("stoker.manager"), Mends()
     log.addHandler(mends)
     try:
-        assert keeper.keep([str(program)], progress=tmp_path / "progress") == (0 if comes else 1)
+        assert keeper.run_with_restarts([str(program)], progress=tmp_path / "progress") == (0 if comes else 1)
     finally:
         log.removeHandler(mends)
     assert caplog.text.count("the manager could not be started") == (1 if comes else MOST_DEATHS)

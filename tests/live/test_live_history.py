@@ -15,7 +15,7 @@ from stoker.manager.core.events import (
     RecordStay,
     RecordWait,
 )
-from stoker.manager.live.advisor import History, availability, performance
+from stoker.manager.live.advisor import SessionHistory, open_availability_store, open_performance_store
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import PilotEnd
 from stoker.protocol.ids import RecipeKey
@@ -33,34 +33,34 @@ provisioning = "fixed"
 
 
 def of(source: str) -> Availability:
-    store = availability()
+    store = open_availability_store()
     try:
-        return store.of(source)
+        return store.availability_of_source(source)
     finally:
         store.close()
 
 
 def test_each_kind_of_record_is_stored_and_read_back() -> None:
-    history, key = History(session="k3v9"), RecipeKey("r")
-    history.record(RecordLoad(key, "llm", "cpu", 1.0, 9.0, 5, 6, 0))
-    history.record(RecordRuns(key, "verify", "cpu", 4, 8.0))
-    history.record(RecordRuns(key, "verify", "cpu", 0, 0.0))
+    history, key = SessionHistory(session="k3v9"), RecipeKey("r")
+    history.store_record(RecordLoad(key, "llm", "cpu", 1.0, 9.0, 5, 6, 0))
+    history.store_record(RecordRuns(key, "verify", "cpu", 4, 8.0))
+    history.store_record(RecordRuns(key, "verify", "cpu", 0, 0.0))
     for size, pace_s in ((1, 0.4), (1, 0.6), (2, 0.3)):
-        history.record(RecordPace(key, "cpu", size, pace_s))
-    history.record(RecordWait("pool", 60.0, 5.0, "NVIDIA A10", 2, 24_000_000_000))
-    history.record(RecordPilots("pool", 1))
-    history.record(RecordStay("pool", 900.0, PilotEnd.LOST))
-    history.record(RecordPilots("pool", 0))
-    advice = history.answer(AskAdvice(OfContext(key)))
+        history.store_record(RecordPace(key, "cpu", size, pace_s))
+    history.store_record(RecordWait("pool", 60.0, 5.0, "NVIDIA A10", 2, 24_000_000_000))
+    history.store_record(RecordPilots("pool", 1))
+    history.store_record(RecordStay("pool", 900.0, PilotEnd.LOST))
+    history.store_record(RecordPilots("pool", 0))
+    advice = history.find_advice(AskAdvice(OfContext(key)))
     assert isinstance(advice.advice, CostAdvice)
     assert advice.advice.by_kind["cpu"].paces == {1: pytest.approx(0.5), 2: 0.3}
     history.close()
-    store = performance()
+    store = open_performance_store()
     estimate = store.estimates("r")["cpu"]
     assert (estimate.load_s, estimate.start_s, estimate.run_s, estimate.runs) == (9.0, 1.0, 2.0, 1)
     assert estimate.calls == {"verify": 4}
     assert [found.recipe for found in store.recipes_of("verify")] == ["r"]
-    assert store.functions() == ["verify"]
+    assert store.list_functions() == ["verify"]
     store.close()
     seen = of("pool")
     assert [(wait.wait_s, wait.boot_s, wait.devices.count) for wait in seen.waits] == [(60.0, 5.0, 2)]

@@ -27,8 +27,8 @@ from stoker.manager.core.events import (
 from stoker.manager.core.reactor import Core
 from stoker.manager.live import journal, restore
 from stoker.manager.live.decisions import decision_checksum
-from stoker.manager.live.records import HEAD, MAGIC, Damage, SegmentHead, numbered_segment_path, scan
-from stoker.manager.live.replay import verify
+from stoker.manager.live.records import HEAD, MAGIC, DamagedPart, SegmentHead, numbered_segment_path, read_records
+from stoker.manager.live.replay import verify_replay
 from stoker.manager.live.restore import JournalReplay, restore_manager
 from stoker.manager.policies import default_policies
 from stoker.protocol import to_client, to_pilot, wire
@@ -51,7 +51,7 @@ def test_truncation_at_any_byte_loses_only_later_records(
     path = tmp_path_factory.mktemp("journal") / "journal"
     book = journal.Journal(path)
     for now, event in enumerate(given):
-        book.write(float(now), event)
+        book.add_event(float(now), event)
     book.close()
     whole = path.read_bytes()
     path.write_bytes(whole[: max(0, len(whole) - cut)])
@@ -59,7 +59,7 @@ def test_truncation_at_any_byte_loses_only_later_records(
     assert kept == [(float(now), event) for now, event in enumerate(given)][: len(kept)]
     assert cut or len(kept) == len(given)
     again = journal.Journal(path)
-    again.write(99.0, PilotCut("after"))
+    again.add_event(99.0, PilotCut("after"))
     again.close()
     assert list(journal_files.read(path)) == [*kept, (99.0, PilotCut("after"))]
 
@@ -109,8 +109,8 @@ def written(path: Path, *, events: int = 40) -> list[tuple[float, Event]]:
     given: list[tuple[float, Event]] = []
     for number in range(events):
         given.append((float(number), Noticed(f"event {number} " + "x" * (number * 7 % 50))))
-        book.write(*given[-1])
-        book.decided(0)
+        book.add_event(*given[-1])
+        book.add_decision_checksum(0)
         book.flush()
     book.close()
     return given
@@ -118,7 +118,7 @@ def written(path: Path, *, events: int = 40) -> list[tuple[float, Event]]:
 
 def bounds(path: Path) -> list[tuple[int, int]]:
     out, start = [], len(MAGIC)
-    for end, _, record in scan(path):
+    for end, _, record in read_records(path):
         if isinstance(record, Noticed):
             out.append((start, end))
         start = end
@@ -138,7 +138,7 @@ def test_flipped_bit_loses_one_record(
     path.write_bytes(data)
     assert list(journal_files.read(path)) == given[:which] + given[which + 1 :]
     past = JournalReplay(path)
-    told = [record for _, record in past.records() if isinstance(record, Noticed | RecordsLost)]
+    told = [record for _, record in past.read_journal() if isinstance(record, Noticed | RecordsLost)]
     if which < 39:  # damage 39 is after the last event, where the journal contains only checks
         assert [isinstance(record, RecordsLost) for record in told] == [n == which for n in range(40)]
     assert sum(damage.length for _, damage in past.damage) == end - start
@@ -164,7 +164,7 @@ def test_journal_is_readable_and_writable_after_arbitrary_damage(
     assert all(each in read for each in untouched)
     came = restore_manager(path, "test", default_policies())
     book = journal.Journal(path, end=came.end)
-    book.write(99.0, TimerFired("after"))
+    book.add_event(99.0, TimerFired("after"))
     book.close()
     assert list(journal_files.read(path))[-1] == (99.0, TimerFired("after"))
 
@@ -184,7 +184,9 @@ def test_undecodable_record_counts_as_damage(path: Path, body: bytes) -> None:
     at = bounds(path)[1][0]
     path.write_bytes(data[:at] + HEAD.pack(len(body), zlib.crc32(body)) + body + data[at:])
     assert list(journal_files.read(path)) == given
-    assert [record.length for _, _, record in scan(path) if isinstance(record, Damage)] == [HEAD.size + len(body)]
+    assert [record.length for _, _, record in read_records(path) if isinstance(record, DamagedPart)] == [
+        HEAD.size + len(body)
+    ]
 
 
 def damaged(folder: Path) -> Path:
@@ -223,7 +225,7 @@ def test_last_three_journals_that_were_put_aside_are_kept(path: Path) -> None:
         for name in ("", "-000001", "-000002-snapshot"):
             path.with_name(f"journal.aside-2020010{number}-000000{name}").touch()
     book = journal.Journal(path)
-    book.write(1.0, TimerFired("a"))
+    book.add_event(1.0, TimerFired("a"))
     book.begin_segment()
     book.close()
     numbered_segment_path(path, 1).unlink()
@@ -263,7 +265,7 @@ def test_damaged_and_truncated_file_replays_equally_each_time(tmp_path: Path) ->
         came = restore_manager(path, "test", default_policies())
         assert came.core.state.refused == {"damaged records of the journal": 1}
         book = journal.Journal(path, end=came.end)
-        book.write(100.0, Noticed("later"))
+        book.add_event(100.0, Noticed("later"))
         book.close()
 
 
@@ -274,7 +276,7 @@ def test_damaged_last_record_of_full_length_counts_as_lost(path: Path) -> None:
     path.write_bytes(data)
     came = restore_manager(path, "test", default_policies())
     assert came.lost > 0
-    assert [list(JournalReplay(path).records())[-1][1].__class__, len(came.notices)] == [RecordsLost, 1]
+    assert [list(JournalReplay(path).read_journal())[-1][1].__class__, len(came.notices)] == [RecordsLost, 1]
 
 
 class Managed:
@@ -289,8 +291,8 @@ class Managed:
 
     def give(self, event: Event, *, wrong: bool = False) -> None:
         self.now += 1.0
-        self.book.write(self.now, event)
-        self.book.decided(decision_checksum(self.core.handle(event, self.now)) + wrong)
+        self.book.add_event(self.now, event)
+        self.book.add_decision_checksum(decision_checksum(self.core.handle(event, self.now)) + wrong)
         self.book.flush()
 
     def hello(self, client: str, *, wrong: bool = False) -> None:
@@ -322,7 +324,7 @@ def test_damaged_record_does_not_shift_the_replay_comparison(path: Path, record:
     assert "damaged" in notice
     live.hello("dora")
     assert live.restart() == [], "decisions before the damage are compared again"
-    assert verify(path, session="test", policies=default_policies()).difference is None
+    assert verify_replay(path, session="test", policies=default_policies()).difference is None
     live.hello("emil", wrong=True)
     (notice,) = live.restart()
     assert "a replay decides differently" in notice
@@ -366,7 +368,7 @@ def test_session_continues_after_its_journal_became_zero_bytes(path: Path) -> No
     assert came.lost > 0
     assert came.core.state.started_at == written_at
     book = journal.Journal(path, end=came.end)
-    book.write(1.0, Noticed("it goes on"))
+    book.add_event(1.0, Noticed("it goes on"))
     book.flush()
     book.close()
     assert [event for _, event in journal_files.read(path)] == [Noticed("it goes on")]
@@ -389,12 +391,12 @@ def test_journal_of_another_version_is_refused(path: Path) -> None:
 
 def test_client_frames_after_a_lost_record_are_accepted(path: Path) -> None:
     book = journal.Journal(path)
-    book.write(0.0, FromClient("ana", 0, [say.ClientHello(wire.VERSION, "test")]))  # type: ignore[arg-type]
+    book.add_event(0.0, FromClient("ana", 0, [say.ClientHello(wire.VERSION, "test")]))  # type: ignore[arg-type]
     for number in range(1, 6):
         recipe = say.DefineRecipe(BARE) if number == 1 else say.DefineFunction(f"f{number}", "f", b"code")  # type: ignore[arg-type]
-        book.write(float(number), FromClient("ana", number, [recipe]))  # type: ignore[arg-type]
+        book.add_event(float(number), FromClient("ana", number, [recipe]))  # type: ignore[arg-type]
     book.close()
-    ends = [end for end, _, record in scan(path) if not isinstance(record, SegmentHead)]
+    ends = [end for end, _, record in read_records(path) if not isinstance(record, SegmentHead)]
     data = bytearray(path.read_bytes())
     data[ends[2] - 3] ^= 1  # this byte is in the definition of f2
     path.write_bytes(data)

@@ -20,7 +20,7 @@ from polling import PATIENCE_S
 from stoker.config import load_sites
 from stoker.manager.cli import ask, down
 from stoker.manager.core.events import FromClient, TimerFired
-from stoker.manager.executor.processes import manager_options
+from stoker.manager.executor.processes import manager_command_options
 from stoker.manager.live import journal, lease
 from stoker.manager.live.journal import explain_journal_trouble
 from stoker.manager.live.peer_watch import PeerTimeLimits
@@ -120,7 +120,7 @@ def test_client_that_leaves_ends_its_session_on_a_full_disk(
     client.close()
     assert pilot.hear(to_pilot.Exit).reason == "its client is gone"
     assert manager.ended() == 0, "this exit code prevents a restart"
-    holder = lease.read(folder.lease)
+    holder = lease.read_lease(folder.lease)
     assert (holder.over, holder.unwritten) == ("its client is gone", "File too large")
     assert "the last records of the session's journal are not written" in folder.manager_log.read_text()
 
@@ -136,14 +136,16 @@ def test_observer_ends_a_session_on_a_full_disk(manager: Manager, peers: Peers, 
     [end] = client.hear(to_client.Results).ends
     assert not end.ok
     assert manager.ended() == 0
-    assert lease.unwritten(folder.lease) == "File too large"
+    assert lease.why_journal_is_incomplete(folder.lease) == "File too large"
 
 
 @pytest.fixture
 def manager_with_full_buffer(folder: SessionFolder) -> Iterator[Manager]:
     """Yield a manager that reads no messages while its disk is full; a killed `stoker down` has left a request file."""
-    folder.asked_to_end.touch()
-    with closing(Manager(folder, patch="from stoker.manager.live import server\nserver.FULL_BYTES = 4000")) as manager:
+    folder.end_request.touch()
+    with closing(
+        Manager(folder, patch="from stoker.manager.live import server\nserver.PAUSE_READING_BYTES = 4000")
+    ) as manager:
         yield manager
 
 
@@ -154,12 +156,12 @@ def test_down_command_ends_a_session_whose_manager_reads_nothing(
     client.submit(1, payload=bytes(5000))
     until(lambda: not answers(folder), what="the manager stops reading")
     time.sleep(1.0)
-    assert not folder.over()
-    assert down.end(folder) is None
+    assert not folder.end_reason()
+    assert down.end_session(folder) is None
     assert pilot.hear(to_pilot.Exit).reason == "stoker down"
     assert manager_with_full_buffer.ended() == 0
-    assert folder.over() == "stoker down"
-    assert not folder.asked_to_end.exists()
+    assert folder.end_reason() == "stoker down"
+    assert not folder.end_request.exists()
 
 
 def test_pilot_is_not_declared_lost_while_its_hello_is_unread(
@@ -185,14 +187,14 @@ def test_interrupted_down_leaves_no_end_request(folder: SessionFolder, monkeypat
     there: list[bool] = []
 
     def ctrl_c(_: float) -> None:
-        there.append(folder.asked_to_end.exists())
+        there.append(folder.end_request.exists())
         raise KeyboardInterrupt
 
     monkeypatch.setattr("stoker.manager.cli.down.time.sleep", ctrl_c)
     with pytest.raises(KeyboardInterrupt):
         down._end_by_file(folder)
     assert there == [True]
-    assert not folder.asked_to_end.exists()
+    assert not folder.end_request.exists()
 
 
 def answers(folder: SessionFolder) -> bool:
@@ -225,7 +227,7 @@ def test_programs_are_notified_of_a_full_disk(manager: Manager, peers: Peers, fo
 )
 def test_disk_trouble_is_reported_with_advice(tmp_path: Path, code: int, said: str) -> None:
     book = journal.Journal(tmp_path / "journal")
-    book._failed(OSError(code, os.strerror(code)))
+    book._handle_write_error(OSError(code, os.strerror(code)))
     assert explain_journal_trouble(book, tmp_path).endswith(f"({os.strerror(code)}): {said.format(folder=tmp_path)}")
     book.close()
 
@@ -236,19 +238,19 @@ def test_records_that_failed_to_write_are_later_written_once(tmp_path: Path, syn
     for more in range(1, 50, 7):
         path = tmp_path / f"journal-{more}"
         book = journal.Journal(path, sync=sync)
-        book.write(0.0, TimerFired("first"))
-        assert book.settle()
+        book.add_event(0.0, TimerFired("first"))
+        assert book.flush_until_safe()
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (os.stat(path).st_size + more, hard))
             for number in range(3):
-                book.write(1.0 + number, TimerFired(f"key {number} " + "x" * 30))
+                book.add_event(1.0 + number, TimerFired(f"key {number} " + "x" * 30))
                 book.flush()
             assert book.trouble
             assert book.safe < book.position
             assert [event for _, event in journal_files.read(path)] == [TimerFired("first")]
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert book.settle()
+        assert book.flush_until_safe()
         assert not book.trouble
         book.close()
         assert [now for now, _ in journal_files.read(path)] == [0.0, 1.0, 2.0, 3.0]
@@ -355,7 +357,7 @@ def test_sync_option_sets_whether_the_journal_syncs(
 def test_site_file_sets_the_sync_mode(tmp_path: Path, said: str, options: list[str]) -> None:
     file = tmp_path / "site.toml"
     file.write_text(f'name = "here"\n[provider]\nkind = "local"\n[session]\n{said}\n')
-    given = manager_options(load_sites(file))
+    given = manager_command_options(load_sites(file))
     at = given.index("--sync") if "--sync" in given else len(given)
     assert given[at : at + 2] == options
 
@@ -371,10 +373,10 @@ def test_records_of_a_failed_sync_are_written_again(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     book = journal.Journal(path, sync=True)
-    book.write(0.0, TimerFired("first"))
-    assert book.settle()
+    book.add_event(0.0, TimerFired("first"))
+    assert book.flush_until_safe()
     fails[0] = True
-    book.write(1.0, TimerFired("second"))
+    book.add_event(1.0, TimerFired("second"))
     book.flush()
     until(lambda: book.flush() or book.trouble, what="the failure is seen")
     assert book.trouble == "Input/output error"
@@ -382,7 +384,7 @@ def test_records_of_a_failed_sync_are_written_again(tmp_path: Path, monkeypatch:
     assert [event for _, event in journal_files.read(path)] == [TimerFired("first")], (
         "the kernel may have dropped the rest"
     )
-    assert book.settle()
+    assert book.flush_until_safe()
     book.close()
     assert [event for _, event in journal_files.read(path)] == [TimerFired("first"), TimerFired("second")]
 
@@ -396,7 +398,7 @@ def test_finished_sync_wakes_the_loop_once(tmp_path: Path, monkeypatch: pytest.M
         really(fd, value)
 
     monkeypatch.setattr(os, "eventfd_write", late)
-    sync = journal.Syncing()
+    sync = journal.SyncThread()
 
     def is_woken(timeout_s: float) -> bool:
         return bool(select.select([sync.wake_fd], [], [], timeout_s)[0])
@@ -405,13 +407,13 @@ def test_finished_sync_wakes_the_loop_once(tmp_path: Path, monkeypatch: pytest.M
         for position in (10, 20):
             reached.clear()
             go.clear()
-            sync.begin(file.fileno(), position=position, turns=1)
+            sync.start_sync(file.fileno(), position=position, turns=1)
             assert reached.wait(PATIENCE_S)
-            early = sync.done()
+            early = sync.take_result()
             go.set()
             assert is_woken(PATIENCE_S)
-            found = [early, sync.done()]
+            found = [early, sync.take_result()]
             assert [each for each in found if each and each.turns] == [journal.SyncResult(position, 1)]
             assert not is_woken(0)
-            assert sync.done() == journal.SyncResult(0, 0)
+            assert sync.take_result() == journal.SyncResult(0, 0)
     sync.close()

@@ -12,7 +12,7 @@ from live.peers import Manager, Peer, Peers, key_pair, pilot_hello, until, welco
 
 from stoker.manager.live import lease
 from stoker.manager.live.clock import PendingAcks
-from stoker.manager.live.server import discard_result
+from stoker.manager.live.server import remove_result_file
 from stoker.manager.main import TAKEN_OVER
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
@@ -112,7 +112,9 @@ SURE_S = 4.0  # this is longer than the time between two renewals
 @pytest.fixture
 def brief(folder: SessionFolder) -> Iterator[Manager]:
     """A manager that trusts its lease for only `SURE_S` seconds after a renewal."""
-    with closing(Manager(folder, patch=f"from stoker.manager.live import lease\nlease.SURE_S = {SURE_S}")) as manager:
+    with closing(
+        Manager(folder, patch=f"from stoker.manager.live import lease\nlease.CONFIRMED_FOR_S = {SURE_S}")
+    ) as manager:
         yield manager
 
 
@@ -190,9 +192,9 @@ def test_last_acknowledgement_is_sent_with_the_next_frame() -> None:
     acks = PendingAcks(4.0)
     acks.add("p1", Ack(1), 0.0)
     acks.add("p1", Ack(2), 0.1)
-    assert acks.along("p2") == ()
-    assert acks.along("p1") == (Ack(2),)
-    assert acks.along("p1") == ()
+    assert acks.take_ack_for_frame("p2") == ()
+    assert acks.take_ack_for_frame("p1") == (Ack(2),)
+    assert acks.take_ack_for_frame("p1") == ()
 
 
 def test_acknowledgement_without_a_frame_is_sent_alone() -> None:
@@ -200,13 +202,13 @@ def test_acknowledgement_without_a_frame_is_sent_alone() -> None:
     assert acks.due_at == math.inf
     acks.add("p1", Ack(1), 0.0)
     acks.add("p2", Ack(7), 1.9)
-    assert acks.overdue(1.99) == []
+    assert acks.take_overdue_acks(1.99) == []
     assert acks.due_at == 2.0
-    assert acks.overdue(2.0) == []  # from now on, earlier acknowledgements count as old
+    assert acks.take_overdue_acks(2.0) == []  # from now on, earlier acknowledgements count as old
     acks.add("p1", Ack(3), 3.0)  # a newer acknowledgement for p1 replaces the old one and keeps its due time
     acks.add("p3", Ack(1), 3.0)
-    assert acks.overdue(4.0) == [("p1", Ack(3)), ("p2", Ack(7))]
-    assert acks.overdue(6.0) == [("p3", Ack(1))]
+    assert acks.take_overdue_acks(4.0) == [("p1", Ack(3)), ("p2", Ack(7))]
+    assert acks.take_overdue_acks(6.0) == [("p3", Ack(1))]
     assert acks.due_at == math.inf
 
 
@@ -217,14 +219,14 @@ def test_discarding_a_result_removes_only_its_own_file(folder: SessionFolder) ->
     result, other = folder.objects / "result-1", folder.objects / "weights"
     for file in (result, other, folder.path / "result-2"):
         file.touch()
-        discard_result(folder, str(file))
+        remove_result_file(folder, str(file))
     assert not result.exists()
     assert other.exists()
     assert (folder.path / "result-2").exists()
-    discard_result(folder, str(result))
+    remove_result_file(folder, str(result))
 
 
 @pytest.mark.parametrize("name", ["result-\0", "result-" + "x" * 300, "result-folder"])
 def test_file_that_cannot_be_removed_does_not_end_the_manager(folder: SessionFolder, name: str) -> None:
     (folder.objects / "result-folder").mkdir()
-    discard_result(folder, str(folder.objects / name))
+    remove_result_file(folder, str(folder.objects / name))

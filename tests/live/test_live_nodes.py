@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from stoker import locks
 from stoker.contexts.folders import state_folder
 from stoker.manager.live import node_store
-from stoker.manager.live.node_store import NodeStore
+from stoker.manager.live.node_store import NodeRecordStore
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import FORGET_NODE_S, AllowedNodes, BlockPhase, KnownBlock, NodeRecord
@@ -39,9 +39,9 @@ def record(node: str = "n2", *, age_s: float = 10.0, excluded: bool = True) -> N
 
 
 def kept(*records: NodeRecord) -> None:
-    store = NodeStore()
+    store = NodeRecordStore()
     for each in records:
-        store.record(each)
+        store.store_record(each)
     store.close()
 
 
@@ -51,28 +51,28 @@ def kept(*records: NodeRecord) -> None:
 def test_later_record_of_a_node_is_kept() -> None:
     first, later = record(age_s=20.0), record(age_s=10.0, excluded=False)
     kept(first, later, first)
-    store = NodeStore()
-    assert store.records() == [later]
+    store = NodeRecordStore()
+    assert store.read_records() == [later]
     store.close()
 
 
 def test_old_node_records_are_removed() -> None:
     kept(record("n1", age_s=FORGET_NODE_S + 60.0), record("n2"))
     assert [each.node for each in node_store.excluded_nodes()] == ["n2"]
-    store = NodeStore()
+    store = NodeRecordStore()
     assert store._file.read("SELECT node FROM nodes") == [("n2",)]
     store.close()
 
 
 def test_store_reports_only_changes_of_other_processes() -> None:
     kept(record("n1"))
-    mine, other = NodeStore(), NodeStore()
-    assert [each.node for each in mine.changed(100.0)] == ["n1"]
-    mine.record(record("n2"))
-    assert mine.changed(200.0) == []
-    other.record(record("n3"))
-    assert mine.changed(205.0) == []  # the store reads the file every 10 s
-    assert [each.node for each in mine.changed(210.0)] == ["n1", "n2", "n3"]
+    mine, other = NodeRecordStore(), NodeRecordStore()
+    assert [each.node for each in mine.records_if_changed(100.0)] == ["n1"]
+    mine.store_record(record("n2"))
+    assert mine.records_if_changed(200.0) == []
+    other.store_record(record("n3"))
+    assert mine.records_if_changed(205.0) == []  # the store reads the file every 10 s
+    assert [each.node for each in mine.records_if_changed(210.0)] == ["n1", "n2", "n3"]
     mine.close()
     other.close()
 
@@ -80,14 +80,14 @@ def test_store_reports_only_changes_of_other_processes() -> None:
 def test_only_one_of_two_sessions_claims_the_probe_of_a_bad_node() -> None:
     bad = record(age_s=100.0)
     kept(bad)
-    one, other = NodeStore(), NodeStore()
+    one, other = NodeRecordStore(), NodeRecordStore()
     now = time.time()
-    assert not one.claim(bad, every_s=3600.0, now=now)
-    assert one.claim(bad, every_s=90.0, now=now)
-    assert not other.claim(bad, every_s=90.0, now=now + 1.0)
-    assert other.claim(bad, every_s=90.0, now=now + 91.0)
+    assert not one.claim_probe(bad, every_s=3600.0, now=now)
+    assert one.claim_probe(bad, every_s=90.0, now=now)
+    assert not other.claim_probe(bad, every_s=90.0, now=now + 1.0)
+    assert other.claim_probe(bad, every_s=90.0, now=now + 91.0)
     kept(replace(bad, excluded=False, at=now + 92.0))
-    assert not one.claim(bad, every_s=90.0, now=now + 300.0)
+    assert not one.claim_probe(bad, every_s=90.0, now=now + 300.0)
     one.close()
     other.close()
 
@@ -102,10 +102,10 @@ def test_damaged_file_is_moved_aside(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_session_continues_without_the_node_file(caplog: pytest.LogCaptureFixture) -> None:
     (state_folder() / node_store.FILE).mkdir(parents=True)  # a folder in place of the file: even root cannot write
-    store = NodeStore()
-    store.record(record())
-    assert store.changed(100.0) == []
-    assert store.claim(record(), every_s=10.0, now=time.time())  # no other session can claim the probe
+    store = NodeRecordStore()
+    store.store_record(record())
+    assert store.records_if_changed(100.0) == []
+    assert store.claim_probe(record(), every_s=10.0, now=time.time())  # no other session can claim the probe
     store.close()
     assert "measurements are not stored" in caplog.text
 
@@ -117,7 +117,7 @@ def test_session_continues_without_the_node_file(caplog: pytest.LogCaptureFixtur
 def folder(folder: SessionFolder) -> Iterator[SessionFolder]:
     (folder.sites / "gpu.toml").write_text(SITE)
     turn = os.open(folder.path / "factory.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    assert locks.take(turn)  # the manager's factory waits for this lock, so only the test's factory is active
+    assert locks.try_lock(turn)  # the manager's factory waits for this lock, so only the test's factory is active
     yield folder
     os.close(turn)
 
@@ -149,7 +149,7 @@ def test_cleared_node_is_used_by_a_running_session(folder: SessionFolder, peers:
         assert [block.allowed for block in known] == [AllowedNodes(exclude=("n2",))]
         [client] = welcomed(peers, "client")
         assert [each.node for each in client.status().excluded_nodes] == ["n2"]
-        assert [each.node for each in node_store.clear("n2")] == ["n2"]
+        assert [each.node for each in node_store.allow_node_again("n2")] == ["n2"]
         until(lambda: not client.status().excluded_nodes, what="the session hears that n2 is cleared")
         client.send(say.EndSession("test is over"))
         assert manager.ended(seconds=30) == 0

@@ -14,9 +14,9 @@ from stoker.manager.core import events as core_events
 from stoker.manager.core.events import Command, SetTimer, TimerFired, ToClient, ToPilot
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal
-from stoker.manager.live.decisions import BRIEFS, decision_checksum
-from stoker.manager.live.records import Decided
-from stoker.manager.live.replay import ReplayResult, find_journal_and_session, verify
+from stoker.manager.live.decisions import CHECKED_PARTS, decision_checksum
+from stoker.manager.live.records import DecisionChecksums
+from stoker.manager.live.replay import ReplayResult, find_journal_and_session, verify_replay
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
@@ -34,7 +34,7 @@ def test_every_command_type_is_classified_as_a_decision_or_not() -> None:
     records = core_events.Record.__args__
     answers = {to_client.ProgressReports, to_client.Status, to_client.Story, to_client.Calls, to_client.Pieces}
     no_decisions = {to_pilot.Ack, to_client.Ack, to_pilot.AckPieces, *answers, *records}
-    known = {to_pilot.RunCalls, to_client.Results, *BRIEFS, *no_decisions}
+    known = {to_pilot.RunCalls, to_client.Results, *CHECKED_PARTS, *no_decisions}
     every = members(to_pilot.ToPilot) | members(to_client.ToClient) | members(core_events.Command) - {ToPilot, ToClient}
     assert known == every
 
@@ -118,7 +118,7 @@ def lived(ended: SessionFolder, tmp_path: Path) -> SessionFolder:
 
 def replayed(folder: SessionFolder, policies: Policies | None = None) -> ReplayResult:
     path, session = find_journal_and_session(folder.path)
-    return verify(path, session=session, policies=policies or default_policies())
+    return verify_replay(path, session=session, policies=policies or default_policies())
 
 
 def test_session_replays_with_equal_decisions(lived: SessionFolder) -> None:
@@ -166,8 +166,10 @@ def test_restarted_manager_continues_to_record_decision_checks(
 
 
 def checks_in(path: Path) -> dict[int, int]:
-    records = (record for _, record in journal_files.read_events_and_checks(path) if isinstance(record, Decided))
-    return dict(pair for record in records for pair in record.numbered())
+    records = (
+        record for _, record in journal_files.read_events_and_checks(path) if isinstance(record, DecisionChecksums)
+    )
+    return dict(pair for record in records for pair in record.numbered_checks())
 
 
 class Careless(HottestFirst):
@@ -189,7 +191,7 @@ def test_replay_error_shows_the_lines_of_a_policy_that_raises(lived: SessionFold
     lived.journal.unlink()
     again = journal.Journal(lived.journal)
     for now, event in events[: caught.value.facts["event"] + 1]:
-        again.write(now, event)
+        again.add_event(now, event)
     again.close()
     with pytest.raises(SessionError, match=r"the policy raises ZeroDivisionError"):
         replayed(lived, dispatched_by(Careless()))
@@ -198,15 +200,15 @@ def test_replay_error_shows_the_lines_of_a_policy_that_raises(lived: SessionFold
 def test_empty_journal_is_reported(path: Path) -> None:
     journal.Journal(path).close()
     with pytest.raises(SessionError, match="is empty"):
-        verify(path, session="test", policies=default_policies())
+        verify_replay(path, session="test", policies=default_policies())
 
 
 def test_each_journal_check_belongs_to_the_event_of_its_decision(path: Path) -> None:
     for manager in range(3):
         book = journal.Journal(path)
         for number in range(200):
-            book.write(float(number), TimerFired(f"{manager}/{number}"))
-            book.decided(1000 * manager + number)
+            book.add_event(float(number), TimerFired(f"{manager}/{number}"))
+            book.add_decision_checksum(1000 * manager + number)
             book.flush()
         book.close()
     assert checks_in(path) == {

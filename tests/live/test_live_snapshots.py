@@ -146,7 +146,7 @@ def test_pilots_of_one_host_share_a_fetched_snapshot(hosts: Hosts) -> None:
     others = [hosts.pilot(host="shared"), hosts.pilot(host="shared")]
     hosts.call(recipe, pilots=3)
     assert [hosts.how(name) for name in others] == [f"had from a peer: made on {first}"] * 2
-    logs = [(hosts.folder.pilot(name) / "pilot.log").read_text() for name in others]
+    logs = [(hosts.folder.pilot_folder(name) / "pilot.log").read_text() for name in others]
     # one pilot found the object in the shared cache and fetched nothing
     assert sorted(", 0 from peers" in log for log in logs) == [False, True]
     hosts.offered(others[0], objects=1)

@@ -16,10 +16,10 @@ import pytest
 import zmq
 from live.peers import Manager, Peers, key_pair, pilot_hello, until, welcomed
 
-from stoker.dealer import Dealer, Keys
+from stoker.dealer import CurveKeys, Dealer
 from stoker.errors import ProtocolError, SessionError
-from stoker.manager.executor.client import Link
-from stoker.manager.live.admission import Role
+from stoker.manager.executor.client import ClientLink
+from stoker.manager.live.admission import PeerRole
 from stoker.manager.live.peer_watch import PeerTimeLimits, PeerWatch
 from stoker.manager.live.sockets import ManagerSockets
 from stoker.protocol import to_manager as say
@@ -82,7 +82,7 @@ def listen() -> Iterator[Callable[..., tuple[zmq.Socket[bytes], str]]]:
 
 def dealer_to(address: str, *, server: KeyPair) -> Dealer:
     mine = key_pair()
-    keys = Keys(server.public, mine.public, mine.secret)
+    keys = CurveKeys(server.public, mine.public, mine.secret)
     return Dealer(address, name="p", keys=keys, log=logging.getLogger("test"))
 
 
@@ -90,8 +90,8 @@ def test_peer_reconnects_after_another_service_held_the_port(listen) -> None:
     ours = key_pair()
 
     def comes_back() -> bool:
-        dealer.move_to(address)  # reconnect, as every peer does while the manager is absent
-        return dealer.came_back()
+        dealer.reconnect_to(address)  # reconnect, as every peer does while the manager is absent
+        return dealer.handle_connection_changes()
 
     stranger, address = listen(key_pair())
     with closing(dealer_to(address, server=ours)) as dealer:
@@ -108,7 +108,7 @@ def test_connection_is_lost_when_sending_fails(listen) -> None:
     ours = key_pair()
     _, address = listen(ours)
     with closing(dealer_to(address, server=ours)) as dealer:
-        until(dealer.came_back, what="a connection")
+        until(dealer.handle_connection_changes, what="a connection")
         connected_at = time.monotonic()
         dealer.socket.disconnect(address)
         dealer.send(b"to nobody")
@@ -144,7 +144,7 @@ GARBAGE = {
 @pytest.mark.parametrize("name", GARBAGE)
 def test_every_decoder_raises_protocol_error_on_unreadable_bytes(name: str) -> None:
     for reader in (
-        wire.from_client_decoder(), wire.from_pilot(), wire.to_pilot_decoder(), wire.to_client_decoder(),
+        wire.from_client_decoder(), wire.from_pilot_decoder(), wire.to_pilot_decoder(), wire.to_client_decoder(),
         wire.to_library_decoder(), wire.to_agent_decoder(),
     ):  # fmt: skip
         if name != "a sequence too large":
@@ -218,7 +218,7 @@ def test_damaged_session_keys_are_reported_with_advice(folder: SessionFolder, da
     else:
         file.write_bytes(data)
     with pytest.raises(SessionError) as caught:
-        Link(folder)
+        ClientLink(folder)
     assert "client.json" in str(caught.value)
     assert "is damaged: " in str(caught.value) or data is None
     assert "without it no program or command can join the session" in str(caught.value)
@@ -241,11 +241,11 @@ def test_damaged_session_files_are_reported(tmp_path: Path) -> None:
 TURN_S = 0.1
 
 
-def given_up(watch: PeerWatch, *, seconds: float, may_be_back: bool) -> set[str]:
+def given_up(watch: PeerWatch, *, seconds: float, may_have_reconnected: bool) -> set[str]:
     """Return the peers declared lost while the manager reads no messages for `seconds`."""
     lost: set[str] = set()
     for turn in range(1, round(seconds / TURN_S) + 1):
-        watch.restart_silence_limits(turn * TURN_S, may_be_back=may_be_back)
+        watch.restart_silence_limits(turn * TURN_S, may_have_reconnected=may_have_reconnected)
         lost |= {name for _, name, _ in watch.lost_peers(turn * TURN_S)}
     return lost
 
@@ -254,14 +254,14 @@ def given_up(watch: PeerWatch, *, seconds: float, may_be_back: bool) -> set[str]
 def cut() -> PeerWatch:
     """A program and a pilot whose connections have just broken."""
     watch = PeerWatch(PeerTimeLimits())
-    for role, name in ((Role.CLIENT, "program"), (Role.PILOT, "pilot")):
-        watch.heard(role, name, 0.0)
-        assert watch.cut(role, name, 0.0)
+    for role, name in ((PeerRole.CLIENT, "program"), (PeerRole.PILOT, "pilot")):
+        watch.note_message(role, name, 0.0)
+        assert watch.note_disconnection(role, name, 0.0)
     return watch
 
 
 def test_peers_with_an_unread_hello_are_not_declared_lost(cut: PeerWatch) -> None:
-    assert given_up(cut, seconds=60.0, may_be_back=True) == set()
+    assert given_up(cut, seconds=60.0, may_have_reconnected=True) == set()
     assert {name for _, name, _ in cut.lost_peers(61.5)} == {"pilot"}, (
         "the manager reads again, and the pilot sends nothing"
     )
@@ -269,8 +269,8 @@ def test_peers_with_an_unread_hello_are_not_declared_lost(cut: PeerWatch) -> Non
 
 
 def test_peers_without_a_new_connection_are_declared_lost(cut: PeerWatch) -> None:
-    assert given_up(cut, seconds=4.0, may_be_back=False) == {"pilot"}
-    assert given_up(cut, seconds=6.0, may_be_back=False) == {"program"}
+    assert given_up(cut, seconds=4.0, may_have_reconnected=False) == {"pilot"}
+    assert given_up(cut, seconds=6.0, may_have_reconnected=False) == {"program"}
 
 
 def test_wait_for_the_first_client_excludes_time_without_reading() -> None:
@@ -296,7 +296,7 @@ def test_connection_is_unread_until_its_first_frame(sockets: ManagerSockets, pee
     assert waited_for(False)
     peer = peers("pilot")
     until(lambda: waited_for(True), what="a connection")
-    until(lambda: list(sockets.frames()) or sockets.wait(20), what="its hello")
+    until(lambda: list(sockets.read_frames()) or sockets.wait(20), what="its hello")
     assert not sockets.has_unread_connection
     there = sockets.address
     peer.socket.disconnect(there)

@@ -22,7 +22,7 @@ from parsl.monitoring.radios.filesystem import FilesystemRadio
 from parsl.monitoring.remote import monitor_wrapper
 
 import stoker
-from stoker.manager.executor.prepared import name_of, own
+from stoker.manager.executor.prepared import function_name, without_parsl_wrappers
 
 
 def good(number: int) -> int:
@@ -113,11 +113,11 @@ def _monitored(function: Callable[..., Any]) -> Callable[..., Any]:
     ],
 )
 def test_user_function_is_found_under_the_wrappers_of_parsl(wrapped: Callable[..., Any]) -> None:
-    assert own(wrapped) is bad
-    assert name_of(own(wrapped)) == "bad"
+    assert without_parsl_wrappers(wrapped) is bad
+    assert function_name(without_parsl_wrappers(wrapped)) == "bad"
 
 
 def test_function_of_parsl_itself_is_not_unwrapped() -> None:
-    assert own(parsl.set_stream_logger) is parsl.set_stream_logger
-    assert own(partial(good, 1)).args == (1,)  # type: ignore[attr-defined]
+    assert without_parsl_wrappers(parsl.set_stream_logger) is parsl.set_stream_logger
+    assert without_parsl_wrappers(partial(good, 1)).args == (1,)  # type: ignore[attr-defined]
     assert stoker.app(good).function is good

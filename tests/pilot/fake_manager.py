@@ -23,7 +23,7 @@ from free_port import keep_port, listen_at
 from zmq.auth.thread import ThreadAuthenticator
 
 from stoker.contexts import payloads
-from stoker.contexts.objects import object_of
+from stoker.contexts.objects import make_object_ref
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol import wire
@@ -70,7 +70,7 @@ class FakeManager:
 
     def __init__(self, folder: Path, *, lease_s: float = 20) -> None:
         self.folder = SessionFolder(folder / "session")
-        self.folder.make()
+        self.folder.create_folders()
         self.base = folder
         self.keys: dict[str, KeyPair] = {}
         for role in ("server", "client", "pilot"):
@@ -88,7 +88,7 @@ class FakeManager:
         self.plans = True
         """True if the manager answers object requests at once with the source."""
         self.wanted: list[ObjectRef] = []
-        self._decode = wire.from_pilot()
+        self._decode = wire.from_pilot_decoder()
         self._context = zmq.Context()
         self._auth = ThreadAuthenticator(self._context)
         self._auth.start()
@@ -310,7 +310,7 @@ class FakeManager:
             return data
         draft = self.folder.objects / f"draft-{self._calls}"
         draft.write_bytes(data)
-        ref = object_of(draft, memo=self.base / "memo")
+        ref = make_object_ref(draft, digest_cache_file=self.base / "memo")
         path = draft.rename(self.folder.objects / f"{ref.name}~ana")  # the name has the format that a client uses
         return ObjectRef(name=ref.name, size_bytes=ref.size_bytes, source=str(path))
 

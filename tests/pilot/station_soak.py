@@ -33,7 +33,7 @@ from fake_manager import FakeManager, recipe
 from station_holder import BASE, SizeBoard, hold
 
 from stoker.contexts.recipe import Needs
-from stoker.pilot.devices.cpu import USED_SHARE
+from stoker.pilot.devices.cpu import USABLE_MEMORY_SHARE
 from stoker.protocol.to_manager import LibraryAsleep, LibraryAwake, LibraryGone, LibraryReady, LibraryResized
 from stoker.protocol.to_pilot import ResizeLibrary, SleepLibrary, StartLibrary, StopLibrary, WakeLibrary
 
@@ -41,7 +41,7 @@ Answer = LibraryReady | LibraryResized | LibraryAsleep | LibraryAwake | LibraryG
 DEVICES = ("cpu:0", "cpu:1")
 UNIT = 4096
 GRANTED_MIB = 1024
-CAPACITY = int(USED_SHARE * (GRANTED_MIB << 20) / len(DEVICES))
+CAPACITY = int(USABLE_MEMORY_SHARE * (GRANTED_MIB << 20) / len(DEVICES))
 """Bytes of each device that the batch system granted to the pilot."""
 GRANTED = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": str(GRANTED_MIB)}
 LEAST = BASE // UNIT + 1

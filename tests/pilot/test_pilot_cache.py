@@ -16,7 +16,7 @@ from fake_manager import FakeManager, recipe
 from live.peers import until
 
 from stoker.contexts.loading import ObjectPath
-from stoker.contexts.objects import object_of
+from stoker.contexts.objects import make_object_ref
 from stoker.contexts.recipe import Awareness, ObjectRef
 from stoker.manager.cli.sessions import clean_node_caches
 from stoker.pilot.agent.scratch import Scratch, base_folder
@@ -30,33 +30,33 @@ def _file(folder: Path, name: str, size: int) -> ObjectRef:
     path = folder / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(os.urandom(size))
-    return object_of(path, memo=folder / "memo")
+    return make_object_ref(path, digest_cache_file=folder / "memo")
 
 
 def have(cache: ObjectCache, ref: ObjectRef) -> Pin:
-    here = cache.find(ref.name)
+    here = cache.find_and_pin(ref.name)
     if here is not None:
         return here
     bringing = CacheFetch(cache, ref)
-    bringing.offer([ObjectSource(path=ref.source, origin=True)])
-    return bringing.run(alone_s=0.0)[0]
+    bringing.set_sources([ObjectSource(path=ref.source, origin=True)])
+    return bringing.run(no_source_limit_s=0.0)[0]
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> ObjectCache:
-    return ObjectCache(tmp_path / "cache", bound_bytes=1000)
+    return ObjectCache(tmp_path / "cache", capacity_bytes=1000)
 
 
 def test_cached_files_and_folders_outlive_their_source(cache: ObjectCache, tmp_path: Path) -> None:
     one = _file(tmp_path, "model.gguf", 100)
     (tmp_path / "folder" / "deep").mkdir(parents=True)
     (tmp_path / "folder" / "deep" / "weights").write_bytes(b"w" * 50)
-    two = object_of(tmp_path / "folder", memo=tmp_path / "memo")
+    two = make_object_ref(tmp_path / "folder", digest_cache_file=tmp_path / "memo")
     first, second = have(cache, one), have(cache, two)
     assert Path(first.path).read_bytes() == (tmp_path / "model.gguf").read_bytes()
     assert (Path(second.path) / "deep" / "weights").read_bytes() == b"w" * 50
-    assert cache.sizes() == {one.name: 100, two.name: 50}
-    assert sum(cache.sizes().values()) == 150
+    assert cache.object_sizes() == {one.name: 100, two.name: 50}
+    assert sum(cache.object_sizes().values()) == 150
     (tmp_path / "model.gguf").unlink()
     assert have(cache, one).path == first.path  # the cached object does not need its source
 
@@ -66,7 +66,7 @@ def _settled(folder: Path, name: str, content: bytes) -> ObjectRef:
     path.write_bytes(content)
     hour_ago = path.stat().st_mtime - 3600
     os.utime(path, (hour_ago, hour_ago))
-    return object_of(path, memo=folder / "memo")
+    return make_object_ref(path, digest_cache_file=folder / "memo")
 
 
 def _untouched(path: Path) -> None:
@@ -124,7 +124,7 @@ def test_file_written_through_an_earlier_map_is_detected(cache: ObjectCache, tmp
         mapped[0:1] = b"v"
         hour_ago = time.time() - 3600
         os.utime(path, (hour_ago, hour_ago))
-        ref = object_of(path, memo=tmp_path / "memo")
+        ref = make_object_ref(path, digest_cache_file=tmp_path / "memo")
         assert ref.changed_ns
         mapped[0:1] = b"u"
         with pytest.raises(CacheError, match="has changed since the recipe was made"):
@@ -133,20 +133,20 @@ def test_file_written_through_an_earlier_map_is_detected(cache: ObjectCache, tmp
 
 def test_file_rewritten_while_it_is_cached_is_rejected(cache: ObjectCache, tmp_path: Path) -> None:
     ref = _settled(tmp_path, "weights", b"w" * 100)
-    with cache.claim(ref) as draft:
-        look = disk.link(tmp_path / "weights", draft, ref)
+    with cache.claim_draft(ref) as draft:
+        look = disk.link_if_unchanged(tmp_path / "weights", draft, ref)
         assert look
         (tmp_path / "weights").write_bytes(b"x" * 100)
         with pytest.raises(store.ChangedError):
-            cache.enter(ref, draft, look=look)
-    assert cache.find(ref.name) is None
+            cache.add_draft(ref, draft, signature=look)
+    assert cache.find_and_pin(ref.name) is None
 
 
 def test_linked_file_rewritten_later_is_not_used_again(cache: ObjectCache, tmp_path: Path) -> None:
     ref = _settled(tmp_path, "weights", b"w" * 100)
     have(cache, ref).release()
     (tmp_path / "weights").write_bytes(b"x" * 100)
-    assert cache.find(ref.name) is None
+    assert cache.find_and_pin(ref.name) is None
 
 
 @pytest.mark.parametrize("part", ["", "objects", "entries"])
@@ -166,7 +166,7 @@ def test_least_recently_used_unpinned_object_is_evicted(cache: ObjectCache, tmp_
     os.utime(cache.folder / "entries" / refs[1].name, (2, 2))
     os.utime(cache.folder / "entries" / refs[2].name, (1, 1))
     have(cache, refs[3])
-    assert sorted(cache.sizes()) == sorted([refs[0].name, refs[1].name, refs[3].name])
+    assert sorted(cache.object_sizes()) == sorted([refs[0].name, refs[1].name, refs[3].name])
     assert Path(pins[0].path).exists()
 
 
@@ -177,14 +177,14 @@ def test_copy_not_synced_before_a_crash_is_fetched_again(
     have(cache, copied).release()
     have(cache, linked).release()
     (mark,) = until(lambda: list((cache.folder / "safe").iterdir()))
-    monkeypatch.setattr(disk, "boot", lambda: "the next one")
-    assert cache.find(copied.name) is not None, "the object was on the disk"
+    monkeypatch.setattr(disk, "boot_id", lambda: "the next one")
+    assert cache.find_and_pin(copied.name) is not None, "the object was on the disk"
     mark.unlink()
-    assert cache.find(copied.name) is None
-    assert set(cache.sizes()) == {linked.name}
-    assert cache.find(linked.name) is not None, "the content was cached before"
+    assert cache.find_and_pin(copied.name) is None
+    assert set(cache.object_sizes()) == {linked.name}
+    assert cache.find_and_pin(linked.name) is not None, "the content was cached before"
     have(cache, copied).release()
-    assert set(cache.sizes()) == {copied.name, linked.name}
+    assert set(cache.object_sizes()) == {copied.name, linked.name}
 
 
 def test_object_that_cannot_fit_evicts_nothing(cache: ObjectCache, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ HOLDS_A_PIN = """
 import sys, time
 from pathlib import Path
 from stoker.pilot.cache import ObjectCache
-pin = ObjectCache(Path(sys.argv[1]), bound_bytes=1000).find(sys.argv[2])
+pin = ObjectCache(Path(sys.argv[1]), capacity_bytes=1000).find_and_pin(sys.argv[2])
 print("here", flush=True)
 time.sleep(60)
 """
@@ -225,7 +225,7 @@ def test_pin_ends_with_its_process(cache: ObjectCache, tmp_path: Path) -> None:
 def test_damaged_object_is_noticed_and_fetched_again(cache: ObjectCache, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "weights").write_bytes(b"w" * 50)
-    ref = object_of(tmp_path / "folder", memo=tmp_path / "memo")
+    ref = make_object_ref(tmp_path / "folder", digest_cache_file=tmp_path / "memo")
     pin = have(cache, ref)
     pin.release()
     damaged = Path(pin.path) / "weights"
@@ -241,34 +241,34 @@ def test_damaged_object_is_noticed_and_fetched_again(cache: ObjectCache, tmp_pat
     (tmp_path / "folder" / "weights").write_bytes(b"n" * 50)
     with pytest.raises(CacheError, match="has changed since the recipe was made"):
         have(cache, ref)
-    assert cache.sizes() == {}
+    assert cache.object_sizes() == {}
     assert not list((cache.folder / "drafts").iterdir())
 
 
 def test_leftovers_of_dead_processes_are_removed(tmp_path: Path) -> None:
-    ObjectCache(tmp_path / "cache", bound_bytes=1000)
+    ObjectCache(tmp_path / "cache", capacity_bytes=1000)
     (tmp_path / "cache" / "drafts" / "half").write_bytes(b"x")
     (tmp_path / "cache" / "drafts" / "half.lock").write_bytes(b"")
     (tmp_path / "cache" / "objects" / "no-entry").write_bytes(b"x")
     (tmp_path / "cache" / "manifests" / "no-entry").write_bytes(b"x")
-    ObjectCache(tmp_path / "cache", bound_bytes=1000)
+    ObjectCache(tmp_path / "cache", capacity_bytes=1000)
     assert (tmp_path / "cache" / "drafts" / "half").exists()  # a later fetch may continue with this draft
     assert not list((tmp_path / "cache" / "objects").iterdir())
     assert not list((tmp_path / "cache" / "manifests").iterdir())
     os.utime(tmp_path / "cache" / "drafts" / "half.lock", (0, 0))
-    ObjectCache(tmp_path / "cache", bound_bytes=1000)
+    ObjectCache(tmp_path / "cache", capacity_bytes=1000)
     assert not list((tmp_path / "cache" / "drafts").iterdir())
 
 
 def test_object_fetched_by_another_pilot_is_awaited(cache: ObjectCache, tmp_path: Path) -> None:
     one, two = _file(tmp_path, "one", 600), _file(tmp_path, "two", 600)
     with ThreadPoolExecutor() as pool:
-        with cache.claim(one) as draft:
+        with cache.claim_draft(one) as draft:
             draft.write_bytes(Path(one.source).read_bytes())
             with pytest.raises(CacheError, match="does not fit"):
                 have(cache, two)
-            other = pool.submit(have, ObjectCache(tmp_path / "cache", bound_bytes=1000), one)
-            cache.enter(one, draft).release()
+            other = pool.submit(have, ObjectCache(tmp_path / "cache", capacity_bytes=1000), one)
+            cache.add_draft(one, draft).release()
         other.result().release()
     assert not list((tmp_path / "cache" / "drafts").iterdir())
     have(cache, two)
@@ -278,19 +278,19 @@ def test_stalled_fetch_of_another_pilot_is_not_awaited(
     cache: ObjectCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = _file(tmp_path, "one", 300)
-    monkeypatch.setattr(disk, "STUCK_S", 0.3)
-    with cache.claim(one) as draft:
+    monkeypatch.setattr(disk, "NO_PROGRESS_LIMIT_S", 0.3)
+    with cache.claim_draft(one) as draft:
         draft.write_bytes(b"half")
-        have(ObjectCache(tmp_path / "cache", bound_bytes=1000), one).release()
-        assert cache.sizes() == {one.name: 300}
+        have(ObjectCache(tmp_path / "cache", capacity_bytes=1000), one).release()
+        assert cache.object_sizes() == {one.name: 300}
         draft.write_bytes(Path(one.source).read_bytes())
-        cache.enter(one, draft).release()  # the abandoned fetch may complete later
+        cache.add_draft(one, draft).release()  # the abandoned fetch may complete later
     assert not list((tmp_path / "cache" / "drafts").iterdir())
 
 
 def test_incomplete_object_is_removed_if_its_space_is_needed(cache: ObjectCache, tmp_path: Path) -> None:
     one, two = _file(tmp_path, "one", 600), _file(tmp_path, "two", 900)
-    with cache.claim(one) as draft:
+    with cache.claim_draft(one) as draft:
         draft.write_bytes(b"half")
     assert draft.exists()
     have(cache, _file(tmp_path, "three", 300)).release()
@@ -308,7 +308,7 @@ def test_context_receives_the_paths_of_its_objects(served: FakeManager, tmp_path
     for library, awareness in enumerate(Awareness, start=1):
         text = f"weights of {awareness}"
         (tmp_path / awareness.value).write_text(text)
-        ref = object_of(tmp_path / awareness.value, memo=tmp_path / "memo")
+        ref = make_object_ref(tmp_path / awareness.value, digest_cache_file=tmp_path / "memo")
         made = recipe(_read, ObjectPath(ref.name), objects=(ref,), awareness=awareness)
         ready = served.ready(made, library=library)
         ((path, read),) = served.results(served.run(lambda context: context, [()], library=library, takes_context=True))
@@ -339,8 +339,8 @@ def test_file_rewritten_after_its_recipe_was_made_fails_the_load(
 
 
 def test_pilots_detect_that_they_share_one_cache(cache: ObjectCache, tmp_path: Path) -> None:
-    assert ObjectCache(cache.folder, bound_bytes=1000).identity == cache.identity
-    assert ObjectCache(tmp_path / "elsewhere", bound_bytes=1000).identity != cache.identity
+    assert ObjectCache(cache.folder, capacity_bytes=1000).identity == cache.identity
+    assert ObjectCache(tmp_path / "elsewhere", capacity_bytes=1000).identity != cache.identity
 
 
 # ---- snapshots of models
@@ -351,7 +351,7 @@ FORM = "file-0123456789abcdef-float32-1"
 @pytest.fixture
 def node_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectCache:
     monkeypatch.setenv("STOKER_SCRATCH", str(tmp_path))
-    return ObjectCache(base_folder() / "cache", bound_bytes=1_000_000)
+    return ObjectCache(base_folder() / "cache", capacity_bytes=1_000_000)
 
 
 def snapshot(cache: ObjectCache, name: str, *, age_s: float = 0.0) -> Path:
@@ -365,7 +365,7 @@ def snapshot(cache: ObjectCache, name: str, *, age_s: float = 0.0) -> Path:
 def test_old_snapshots_without_an_object_are_removed(node_cache: ObjectCache) -> None:
     old = [snapshot(node_cache, name, age_s=100) for name in (FORM, f".{FORM}.4711", f"{FORM}.damaged-12")]
     young = snapshot(node_cache, f"{FORM}0")
-    store.remove_stale_snapshots(node_cache, kept_s=50)
+    store.remove_stale_snapshots(node_cache, max_unused_s=50)
     assert [place.exists() for place in old] == [False] * 3
     assert young.exists()
 
@@ -375,10 +375,10 @@ def test_snapshots_in_the_cache_or_being_written_are_not_removed(node_cache: Obj
     store.write_snapshot_marker(node_cache, kept, name="folder-abc")
     with (draft.parent / f"{FORM}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        store.remove_stale_snapshots(node_cache, kept_s=0)
+        store.remove_stale_snapshots(node_cache, max_unused_s=0)
         assert kept.exists()
         assert draft.exists()
-    store.remove_stale_snapshots(node_cache, kept_s=0)
+    store.remove_stale_snapshots(node_cache, max_unused_s=0)
     assert kept.exists()
     assert not draft.exists()
 

@@ -15,7 +15,7 @@ import pytest
 from fake_manager import FakeManager, gone, recipe
 from polling import PATIENCE_S, polls
 
-from stoker.pilot.agent.scratch import Parent, Scratch
+from stoker.pilot.agent.scratch import ParentProcess, Scratch
 from stoker.pilot.library.process import ScratchGuard
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.session import PYTHON
@@ -52,7 +52,7 @@ def test_pilot_repeats_its_hello_and_exits_if_it_is_refused(
     manager: FakeManager, capfd: pytest.CaptureFixture[str]
 ) -> None:
     manager.welcomes = False
-    pilot = manager.start_pilot(settings="from stoker.pilot.core import presence; presence.WELCOME_S = 0.5")
+    pilot = manager.start_pilot(settings="from stoker.pilot.core import presence; presence.WELCOME_LIMIT_S = 0.5")
     manager.until(lambda: len(manager.hellos) > 1, what="the hello that follows an unanswered one")
     manager.send(PilotRefused(reason="both sides need the same version of Stoker"))
     assert pilot.wait(PATIENCE_S) == 3
@@ -160,7 +160,7 @@ def test_pilot_leaves_and_returns_calls_if_its_scratch_is_cleared(alone: FakeMan
     assert alone.pilots[0].wait(PATIENCE_S) == 0
 
 
-_LOOKS_NOT_BY_ITSELF = "from stoker.pilot.agent import loop; loop.check_job = lambda _agent: False"
+_LOOKS_NOT_BY_ITSELF = "from stoker.pilot.agent import loop; loop.report_lost_resources = lambda _agent: False"
 """Code that disables the checks of a pilot, so that a start order arrives before the pilot misses its folder."""
 
 
@@ -207,20 +207,20 @@ def test_pilot_of_a_batch_job_leaves_when_its_parent_has_exited(
 
 def test_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getppid", lambda: 1)
-    parent = Parent(watched=True)
+    parent = ParentProcess(ends_with_parent=True)
     monkeypatch.setattr(os, "getppid", lambda: 77)
-    assert parent.fault() == ""
+    assert parent.describe_fault() == ""
 
 
 def test_removed_or_recreated_scratch_folder_is_noticed(tmp_path: Path) -> None:
     scratch = Scratch(tmp_path, pilot="p1")
-    assert (scratch.fault(), ScratchGuard(str(scratch.path)).is_gone) == ("", False)
+    assert (scratch.describe_fault(), ScratchGuard(str(scratch.path)).is_gone) == ("", False)
     guard = ScratchGuard(str(scratch.path))
     shutil.rmtree(scratch.path)
-    assert "is gone" in scratch.fault()
+    assert "is gone" in scratch.describe_fault()
     assert guard.is_gone
     scratch.path.mkdir()
-    assert "was removed while it ran" in scratch.fault()
+    assert "was removed while it ran" in scratch.describe_fault()
     assert guard.is_gone
     assert ScratchGuard(str(tmp_path / "removed before the first call")).is_gone
     scratch.remove()

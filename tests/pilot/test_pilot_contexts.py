@@ -13,17 +13,17 @@ from fake_manager import FakeManager, recipe
 
 from stoker.contexts.inference.adapter import EngineLoad, TokenCache
 from stoker.contexts.recipe import Needs, Recipe
-from stoker.contexts.step_times import StepSample, StepTimes, times_of
+from stoker.contexts.step_times import StepSample, StepTimes, group_samples
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
-from stoker.pilot.library.connection import BatchReports, Settings
+from stoker.pilot.library.connection import BatchReports, LibrarySettings
 from stoker.pilot.library.main import can_sleep, sleep_or_wake_context
 from stoker.protocol import to_agent
 from stoker.protocol import to_manager as told
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.to_agent import BatchReport, SleepFailed, Slept, Woke
 from stoker.protocol.to_library import Sleep, Wake
-from stoker.protocol.to_manager import LibraryBatch
+from stoker.protocol.to_manager import LibraryEngineReport
 
 
 class Roomy:
@@ -134,7 +134,7 @@ def test_context_without_declared_memory_has_no_memory_limit() -> None:
 
 # ---- reports of the batch
 
-TIMES = times_of([StepSample(False, 4, 64, 0.1)])
+TIMES = group_samples([StepSample(False, 4, 64, 0.1)])
 
 
 class Model:
@@ -155,7 +155,7 @@ class Model:
 
 def test_engine_load_is_reported_at_a_limited_rate_unless_urgent() -> None:
     model, said = Model(), list[BatchReport]()
-    reports = BatchReports(model, say=said.append)
+    reports = BatchReports(model, send_report=said.append)
 
     def at(now: float) -> list[BatchReport]:
         said.clear()
@@ -179,7 +179,7 @@ def test_engine_load_is_reported_at_a_limited_rate_unless_urgent() -> None:
 @pytest.mark.parametrize(("load", "reported"), [(EngineLoad(running=1), True), (0.5, False)])
 def test_context_may_report_load_without_step_times_but_no_other_type(load: object, reported: bool) -> None:
     said = list[BatchReport]()
-    BatchReports(SimpleNamespace(batch_load=lambda: load), say=said.append).send_if_due(0.0)
+    BatchReports(SimpleNamespace(batch_load=lambda: load), send_report=said.append).send_if_due(0.0)
     assert said == ([BatchReport(load)] if reported else [])  # type: ignore[arg-type]
 
 
@@ -194,7 +194,7 @@ def test_manager_receives_the_engine_load_of_a_real_library(served: FakeManager)
         return Context()
 
     served.ready(recipe(load))
-    assert served.wait_for(LibraryBatch).load == EngineLoad(running=5, rows=8)
+    assert served.wait_for(LibraryEngineReport).load == EngineLoad(running=5, rows=8)
 
 
 # ---- sleep
@@ -253,7 +253,7 @@ class Cache:
 
 
 def move(order: Any, context: Any) -> Any:
-    settings = Settings(pilot="p1", library=7, folder="/nowhere", log="/logs/lib-7.log", objects="/nowhere")
+    settings = LibrarySettings(pilot="p1", library=7, folder="/nowhere", log="/logs/lib-7.log", objects="/nowhere")
     return sleep_or_wake_context(order, context=context, name="cache", devices=("cpu:0",), settings=settings)
 
 

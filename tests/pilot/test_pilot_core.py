@@ -8,7 +8,7 @@ from stoker.contexts.recipe import BARE, Recipe
 from stoker.pilot.core import commands
 from stoker.pilot.core import running as running_calls
 from stoker.pilot.core.events import FromManager, HelloDue, LibraryPrepared, UnacknowledgedFacts
-from stoker.pilot.core.objects import CachedObject, Shortage, encode_as_file_name, make_room
+from stoker.pilot.core.objects import CachedObject, Shortage, choose_evictions, encode_as_file_name
 from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import Ledger, PilotFacts, PilotLibrary, Timers
 from stoker.protocol.to_manager import DeviceFacts
@@ -35,7 +35,7 @@ def test_ledger_refuses_impossible_reservations(library: int, devices: tuple[str
         with pytest.raises(ValueError, match=r"."):
             ledger.resize(1, memory_bytes=wrong)  # type: ignore[arg-type]
     ledger.validate()
-    assert (ledger.free("cuda:0"), ledger.free("cuda:1")) == (40, 60)  # type: ignore[arg-type]
+    assert (ledger.free_bytes("cuda:0"), ledger.free_bytes("cuda:1")) == (40, 60)  # type: ignore[arg-type]
 
 
 entries = st.lists(
@@ -48,9 +48,9 @@ entries = st.lists(
 def test_eviction_selects_least_recently_used_and_no_pinned_objects(
     here: list[CachedObject], size: int, bound: int
 ) -> None:
-    plan = make_room(here, size_bytes=size, bound_bytes=bound)
-    movable = sorted((e for e in here if not e.pinned), key=lambda e: (e.used_at, e.name))
-    pinned = sum(entry.size_bytes for entry in here if entry.pinned)
+    plan = choose_evictions(here, size_bytes=size, capacity_bytes=bound)
+    movable = sorted((e for e in here if not e.is_pinned), key=lambda e: (e.used_at, e.name))
+    pinned = sum(entry.size_bytes for entry in here if entry.is_pinned)
     if plan is Shortage.TOO_LARGE:
         assert size > bound
     elif plan is Shortage.PINNED:
@@ -84,7 +84,7 @@ def a_library(recipe: Recipe = BARE) -> PilotLibrary:
 def test_call_that_is_reported_running_twice_counts_once() -> None:
     library = a_library()
     running_calls.hold_calls(library, [1, 2], limit_s=0.0, streams=False)
-    left = running_calls.drop_all(library, [1, 1, 9])
+    left = running_calls.remove_all_calls(library, [1, 1, 9])
     assert left == ((1,), (2,))
 
 
@@ -94,15 +94,15 @@ def test_event_caused_by_a_command_follows_the_other_commands() -> None:
 
     def carry_out(command: commands.Command) -> None:
         done.append(command)
-        if isinstance(command, commands.Prepare):
-            assert queue.handle(LibraryPrepared(command.ordered.library)) == 0
+        if isinstance(command, commands.PrepareLibrary):
+            assert queue.handle_event(LibraryPrepared(command.ordered.library)) == 0
         if isinstance(command, commands.StartProcess | commands.KillProcess):
             done.append(f"after {type(command).__name__}")
 
     queue = EventQueue(core, carry_out, clock=lambda: 1.0)
-    assert queue.handle(FromManager(StartLibrary(1, BARE, ("cpu:0",)))) == 2
+    assert queue.handle_event(FromManager(StartLibrary(1, BARE, ("cpu:0",)))) == 2
     kinds = [one if isinstance(one, str) else type(one).__name__ for one in done]
-    assert kinds == ["Prepare", "Tell", "StartProcess", "after StartProcess"]
+    assert kinds == ["PrepareLibrary", "SendToManager", "StartProcess", "after StartProcess"]
 
 
 def test_event_queue_continues_after_a_command_fails() -> None:
@@ -113,16 +113,16 @@ def test_event_queue_continues_after_a_command_fails() -> None:
 
     queue = EventQueue(core, fail, clock=lambda: 1.0)
     with pytest.raises(OSError, match="disk is full"):
-        queue.handle(HelloDue(UnacknowledgedFacts(), 0, ()))
-    assert queue.handle(LibraryPrepared(1)) == 1
+        queue.handle_event(HelloDue(UnacknowledgedFacts(), 0, ()))
+    assert queue.handle_event(LibraryPrepared(1)) == 1
 
 
 def test_later_timer_of_an_equal_key_replaces_the_earlier_timer() -> None:
     timers = Timers()
-    timers.set(5.0, "a")
-    timers.set(3.0, "b")
-    timers.set(7.0, "a")
-    assert timers.next_at == 3.0
-    assert timers.due(6.0) == ["b"]
-    assert timers.due(7.0) == ["a"]
-    assert timers.next_at == float("inf")
+    timers.set_timer(5.0, "a")
+    timers.set_timer(3.0, "b")
+    timers.set_timer(7.0, "a")
+    assert timers.next_due_at == 3.0
+    assert timers.take_due(6.0) == ["b"]
+    assert timers.take_due(7.0) == ["a"]
+    assert timers.next_due_at == float("inf")

@@ -9,7 +9,7 @@ from core.pilot_shell import CoreShell
 
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import HelloDue, TimerFired, UnacknowledgedFacts
-from stoker.pilot.core.lifecycle import ANSWER_S, LEAST_GRACE_S, MOST_GRACE_S, grace_s
+from stoker.pilot.core.lifecycle import LEAST_GRACE_S, MOST_GRACE_S, UNSTARTED_RETURN_S, stop_grace_s
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_manager as told
 from stoker.protocol import to_pilot as order
@@ -32,7 +32,7 @@ def evicted(pilot: CoreShell, call: int) -> CoreShell:
 
 
 def over(pilot: CoreShell) -> float:
-    return grace_s(pilot.library()) + 0.1
+    return stop_grace_s(pilot.library()) + 0.1
 
 
 def test_library_that_runs_only_an_unresponsive_call_is_killed(pilot: CoreShell) -> None:
@@ -42,7 +42,7 @@ def test_library_that_runs_only_an_unresponsive_call_is_killed(pilot: CoreShell)
     pilot.observe(c1=3.0)
     assert not pilot.all(commands.KillProcess)
     pilot.wait(10).give(TimerFired(timer.key))
-    assert pilot.take(commands.Observe).library == 1
+    assert pilot.take(commands.ObserveLibrary).library == 1
     pilot.observe(c1=13.0).observe(c1=13.1)
     assert pilot.take(commands.KillProcess).library == 1
     pilot.die(signal=9, running=(CallId(1),))
@@ -82,7 +82,7 @@ def test_unstarted_calls_of_an_unresponsive_library_run_elsewhere(pilot: CoreShe
     cancel(pilot, 1)
     pilot.wait(over(pilot)).observe(c1=2.0)
     assert not pilot.all(commands.KillProcess)
-    pilot.wait(ANSWER_S + 0.1).observe(c1=3.0)
+    pilot.wait(UNSTARTED_RETURN_S + 0.1).observe(c1=3.0)
     assert pilot.take(commands.KillProcess)
     pilot.die(signal=9, running=(CallId(1),))
     assert pilot.take(told.LibraryGone).unstarted == (2,)
@@ -159,7 +159,7 @@ def test_eviction_never_kills_the_library(pilot: CoreShell) -> None:
 )
 def test_grace_time_equals_the_load_time_within_bounds(pilot: CoreShell, load_s: float, expected: float) -> None:
     pilot.start().wait(load_s).load().run(1)
-    assert grace_s(pilot.library()) == pytest.approx(expected)
+    assert stop_grace_s(pilot.library()) == pytest.approx(expected)
 
 
 # ---- pieces of results
@@ -197,9 +197,9 @@ def test_pieces_are_forwarded_and_kept_until_acknowledged(streaming: CoreShell) 
     yielded(streaming, 2, b"c")
     assert passed(streaming) == [(0, [b"a", b"b"], False), (2, [b"c"], False)]
     taken(streaming, 2)
-    assert streaming.take(to_library.Taken) == to_library.Taken(CallId(1), RUN, 2)
+    assert streaming.take(to_library.PiecesReceived) == to_library.PiecesReceived(CallId(1), RUN, 2)
     taken(streaming, 2, again=True)
-    assert not streaming.all(to_library.Taken)
+    assert not streaming.all(to_library.PiecesReceived)
     assert passed(streaming) == [(2, [b"c"], True)]
 
 
@@ -222,9 +222,9 @@ def test_rerun_of_a_stream_starts_with_its_first_piece(streaming: CoreShell) -> 
     yielded(streaming, 0, b"A", run=RUN + 1)
     assert passed(streaming) == [(0, [b"A"], False)]
     taken(streaming, 1)
-    assert not streaming.all(to_library.Taken)
+    assert not streaming.all(to_library.PiecesReceived)
     taken(streaming, 1, run=RUN + 1)
-    assert streaming.take(to_library.Taken).upto == 1
+    assert streaming.take(to_library.PiecesReceived).upto == 1
 
 
 @pytest.mark.parametrize("wrong", [(1, [b"a"]), (0, [b"x"] * (WINDOW_PIECES + 1))])

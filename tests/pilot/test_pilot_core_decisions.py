@@ -5,7 +5,7 @@ from core.pilot_shell import GIB, CoreShell
 
 from stoker.contexts.recipe import Needs, ObjectRef, Recipe
 from stoker.pilot.core import commands, events, infrastructure, limits, presence
-from stoker.pilot.core.state import NEXT, Stage
+from stoker.pilot.core.state import NEXT_STAGES, Stage
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_manager as told
 from stoker.protocol import to_pilot as order
@@ -30,7 +30,7 @@ def test_repeated_message_of_a_library_does_not_change_its_stage(pilot: CoreShel
     assert pilot.library().stage is Stage.READY
     pilot.say(1, to_agent.Loaded(1.0, 1, 1)).say(1, to_agent.Hello(1, 7))
     assert pilot.library().stage is Stage.READY, "a process's repeated message changes nothing"
-    assert all(Stage.GONE in after for stage, after in NEXT.items() if stage is not Stage.GONE)
+    assert all(Stage.GONE in after for stage, after in NEXT_STAGES.items() if stage is not Stage.GONE)
 
 
 # ---- memory
@@ -109,7 +109,7 @@ def test_object_with_a_planned_source_is_not_requested(pilot: CoreShell) -> None
 def test_cached_object_is_not_fetched_though_its_transfer_was_planned(pilot: CoreShell) -> None:
     pilot.cache.add("weights")
     pilot.start(recipe=MODEL, planned=("weights",)).hear(order.FetchObject(WEIGHTS, origin=True))
-    assert {each.name for here in pilot.all(told.ObjectsHere) for each in here.arrivals} == {"weights"}
+    assert {each.name for here in pilot.all(told.ObjectsCached) for each in here.arrivals} == {"weights"}
     assert not pilot.all(commands.StartFetch)
     assert not pilot.all(told.ObjectsGone)
     assert pilot.take(commands.StartProcess)
@@ -128,7 +128,7 @@ def test_cache_is_checked_before_a_fetch(pilot: CoreShell) -> None:
     pilot.start(recipe=MODEL, planned=("weights",)).hear(order.FetchObject(WEIGHTS, origin=True))
     pilot.give(events.LibraryPrepared(LibraryId(1), free_disk_bytes=GIB))
     assert not pilot.all(commands.StartFetch)
-    pilot.give(events.Pinned(LibraryId(1), {}))
+    pilot.give(events.ObjectsPinned(LibraryId(1), {}))
     assert pilot.take(commands.StartFetch).order.origin
     assert not pilot.all(told.WantObjects)
 
@@ -136,7 +136,7 @@ def test_cache_is_checked_before_a_fetch(pilot: CoreShell) -> None:
 def test_planned_object_without_source_is_requested_again(pilot: CoreShell) -> None:
     pilot.is_slow = True
     pilot.start(recipe=MODEL, planned=("weights",)).hear(order.FetchObject(WEIGHTS))
-    pilot.give(events.LibraryPrepared(LibraryId(1), free_disk_bytes=GIB)).give(events.Pinned(LibraryId(1), {}))
+    pilot.give(events.LibraryPrepared(LibraryId(1), free_disk_bytes=GIB)).give(events.ObjectsPinned(LibraryId(1), {}))
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
     pilot.hear(order.FetchObject(WEIGHTS))
     assert pilot.take(told.LibraryGone).failure is not None
@@ -203,14 +203,14 @@ def test_orders_from_before_the_last_hello_are_not_carried_out(pilot: CoreShell)
     assert not pilot.all(told.CallsReturned)
     assert 2 not in pilot.core.state.libraries
     pilot.hear(order.PilotWelcome("s", 5.0, 60.0, hello=1)).run(1)
-    assert not pilot.library().held, "that welcome answers an earlier hello"
+    assert not pilot.library().held_calls, "that welcome answers an earlier hello"
     pilot.hear(order.PilotWelcome("s", 5.0, 60.0, hello=2)).run(1)
-    assert list(pilot.library().held) == [1]
+    assert list(pilot.library().held_calls) == [1]
 
 
 def test_cache_changes_by_other_pilots_are_reported(pilot: CoreShell) -> None:
     pilot.give(events.CacheListed({"a": 1, "b": 2}))
-    assert [one.name for one in pilot.take(told.ObjectsHere).arrivals] == ["a", "b"]
+    assert [one.name for one in pilot.take(told.ObjectsCached).arrivals] == ["a", "b"]
     pilot.give(events.CacheListed({"b": 2}))
     assert pilot.take(told.ObjectsGone).names == ("a",)
     assert pilot.take(commands.RemoveEvictedSnapshots)
@@ -237,7 +237,7 @@ def test_pilot_told_to_exit_gives_calls_a_short_grace_time(pilot: CoreShell) -> 
     pilot.wait(2.1).give(events.Tick())
     assert pilot.take(commands.KillProcess)
     pilot.wait(2).give(events.Tick())
-    assert pilot.take(commands.Leave), "the pilot leaves even if the process does not end"
+    assert pilot.take(commands.ExitPilot), "the pilot leaves even if the process does not end"
 
 
 def test_pilot_sets_no_tick_deadline_after_its_exit_deadline(pilot: CoreShell) -> None:
@@ -255,11 +255,11 @@ def test_pilot_reads_only_acknowledgements_after_its_farewell(pilot: CoreShell) 
 
 def test_pilot_stays_while_other_pilots_fetch_from_it(pilot: CoreShell) -> None:
     pilot.hear(order.Exit("bye", drain=True, hand_on_s=30.0)).wait(29).give(events.Tick())
-    assert not pilot.all(commands.Leave), "others may fetch its only copies"
+    assert not pilot.all(commands.ExitPilot), "others may fetch its only copies"
     pilot.wait(2).give(events.Tick(serves_peers=True))
-    assert not pilot.all(commands.Leave), "a transfer is under way"
+    assert not pilot.all(commands.ExitPilot), "a transfer is under way"
     pilot.give(events.Tick())
-    assert pilot.take(commands.Leave)
+    assert pilot.take(commands.ExitPilot)
 
 
 # ---- devices, and sessions whose files are not seen
@@ -271,9 +271,11 @@ def test_device_that_failed_in_a_call_is_probed_at_once_and_blamed() -> None:
     pilot.forget().give(events.ProcessEnded(LibraryId(1), exit_code=infrastructure.DEVICE_FAILED)).give(events.Tick())
     gone = pilot.take(told.LibraryGone)
     assert (gone.failure.kind, gone.loading, gone.running) == (FailureKind.PILOT, False, ())
-    assert [probe.device for probe in pilot.all(commands.Probe)].count(DeviceId("gpu:0")) == 1
+    assert [probe.device for probe in pilot.all(commands.ProbeDevice)].count(DeviceId("gpu:0")) == 1
     for _ in range(2):
-        pilot.give(events.Probed(DeviceId("gpu:0"), events.ProbeVerdict.FAILED, "gpu:0 failed: it fell off the bus"))
+        pilot.give(
+            events.DeviceProbed(DeviceId("gpu:0"), events.ProbeVerdict.FAILED, "gpu:0 failed: it fell off the bus")
+        )
         pilot.wait(3).give(events.Tick())
     assert "fell off the bus, twice" in pilot.take(told.DeviceFault).reason
 
@@ -309,18 +311,18 @@ def test_library_killed_by_a_signal_is_reported_with_its_name(pilot: CoreShell, 
 @pytest.mark.parametrize("every_s", [300.0, 0.0])
 def test_free_device_is_probed_at_the_interval_or_only_at_the_start(every_s: float) -> None:
     pilot = CoreShell(probed=frozenset({DeviceId("gpu:0")}), probe_every_s=every_s).join().give(events.Tick())
-    assert pilot.take(commands.Probe).device == "gpu:0"
-    pilot.give(events.Probed(DeviceId("gpu:0"), events.ProbeVerdict.SOUND, "")).wait(299).give(events.Tick())
-    assert not pilot.all(commands.Probe)
-    assert len(pilot.wait(2).give(events.Tick()).all(commands.Probe)) == (every_s > 0)
+    assert pilot.take(commands.ProbeDevice).device == "gpu:0"
+    pilot.give(events.DeviceProbed(DeviceId("gpu:0"), events.ProbeVerdict.SOUND, "")).wait(299).give(events.Tick())
+    assert not pilot.all(commands.ProbeDevice)
+    assert len(pilot.wait(2).give(events.Tick()).all(commands.ProbeDevice)) == (every_s > 0)
 
 
 def test_passed_probe_ends_the_suspicion_against_a_device() -> None:
     pilot = CoreShell(probed=frozenset({DeviceId("gpu:0")})).join().ready(1).start(2).forget()
     pilot.give(events.ProcessEnded(LibraryId(1), exit_code=infrastructure.DEVICE_FAILED)).give(events.Tick())
-    assert pilot.take(commands.Probe).device == "gpu:0"
-    pilot.give(events.Probed(DeviceId("gpu:0"), events.ProbeVerdict.SOUND, "")).wait(1000).give(events.Tick())
-    assert not pilot.all(commands.Probe), "another library is at work there"
+    assert pilot.take(commands.ProbeDevice).device == "gpu:0"
+    pilot.give(events.DeviceProbed(DeviceId("gpu:0"), events.ProbeVerdict.SOUND, "")).wait(1000).give(events.Tick())
+    assert not pilot.all(commands.ProbeDevice), "another library is at work there"
     assert not pilot.all(told.DeviceFault)
 
 
@@ -373,9 +375,9 @@ def test_library_resized_twice_gets_the_last_size() -> None:
     pilot.hear(order.ResizeLibrary(LibraryId(1), 4 * GIB)).hear(order.ResizeLibrary(LibraryId(1), 18 * GIB))
     pilot.say(1, to_agent.Resized(4 * GIB))
     pilot.start(2, device="cpu:0", device_memory_bytes=10 * GIB)
-    assert pilot.core.state.ledger.free(HOST[0].device) == 6 * GIB
+    assert pilot.core.state.ledger.free_bytes(HOST[0].device) == 6 * GIB
     pilot.say(1, to_agent.Resized(18 * GIB))
-    assert pilot.core.state.ledger.held(LibraryId(1)) == 18 * GIB
+    assert pilot.core.state.ledger.reserved_bytes(LibraryId(1)) == 18 * GIB
     assert not pilot.library(2).has_process
 
 
@@ -426,7 +428,7 @@ def test_unstarted_calls_of_an_unresponsive_library_are_returned(pilot: CoreShel
 
 def test_library_that_starts_none_of_its_calls_ends(pilot: CoreShell) -> None:
     """The process of the library is stopped, or a thread of an earlier call holds the interpreter lock."""
-    times = int(limits.NO_CALL_STARTED_LIMIT_S / limits.EVERY_S)
+    times = int(limits.NO_CALL_BEGUN_LIMIT_S / limits.OBSERVATION_INTERVAL_S)
     pilot.ready().run(1, 2).forget()
     for _ in range(times - 1):
         pilot.observe()

@@ -8,8 +8,8 @@ from core.pilot_shell import DEVICES, GIB, CoreShell
 
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.pilot.core import commands, events, limits
-from stoker.pilot.core.memory import PROSPECT_S
-from stoker.pilot.core.sleeping import MOVE_LIMIT_S
+from stoker.pilot.core.memory import CLAIM_CHECK_INTERVAL_S
+from stoker.pilot.core.sleeping import SLEEP_OR_WAKE_LIMIT_S
 from stoker.pilot.core.state import Stage
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_manager as told
@@ -49,7 +49,9 @@ def wake(pilot: CoreShell, number: int = 1, *, size: int = 16) -> CoreShell:
 def free(pilot: CoreShell) -> tuple[int, int]:
     """Return the free GiB of the first device and of the host memory for sleeping libraries."""
     state = pilot.core.state
-    return state.ledger.free(next(iter(state.devices))) // GIB, state.host.free(DeviceId("host memory")) // GIB
+    return state.ledger.free_bytes(next(iter(state.devices))) // GIB, state.host_memory.free_bytes(
+        DeviceId("host memory")
+    ) // GIB
 
 
 def test_library_sleeps_and_wakes(pilot: CoreShell) -> None:
@@ -70,7 +72,7 @@ def test_library_sleeps_and_wakes(pilot: CoreShell) -> None:
 def test_load_waits_until_the_other_library_sleeps(pilot: CoreShell) -> None:
     sleep(ready(pilot)).start(2, MODEL, device_memory_bytes=16 * GIB)
     assert pilot.library(2).stage is Stage.WAITING
-    pilot.wait(PROSPECT_S).give(events.TimerFired("memory/2"))
+    pilot.wait(CLAIM_CHECK_INTERVAL_S).give(events.TimerFired("memory/2"))
     assert pilot.library(2).stage is Stage.WAITING, "the memory is about to become free"
     slept(pilot).take(commands.StartProcess)
 
@@ -85,7 +87,7 @@ def test_wake_waits_until_its_device_has_memory(pilot: CoreShell) -> None:
 
 def test_wake_without_memory_ends_as_a_failure_of_the_pilot(pilot: CoreShell) -> None:
     ready(slept(sleep(ready(pilot))), 2).forget()
-    wake(pilot).wait(PROSPECT_S).give(events.TimerFired("memory/1"))
+    wake(pilot).wait(CLAIM_CHECK_INTERVAL_S).give(events.TimerFired("memory/1"))
     assert pilot.take(commands.KillProcess).library == 1
     gone = pilot.die(1, signal=9).take(told.LibraryGone)
     assert gone.failure is not None
@@ -124,7 +126,7 @@ def test_sleeping_library_ends_if_another_needs_its_device_memory() -> None:
     sleep(pilot, host=0).say(1, to_agent.Slept(9 * GIB, 0, 0, 0.1))
     assert pilot.take(told.LibraryAsleep).device_memory_bytes == 9 * GIB, "it was to keep 1 GiB"
     pilot.start(2, MODEL, device="cpu:0", device_memory_bytes=12 * GIB)
-    pilot.wait(PROSPECT_S).give(events.TimerFired("memory/2"))
+    pilot.wait(CLAIM_CHECK_INTERVAL_S).give(events.TimerFired("memory/2"))
     assert pilot.take(commands.KillProcess).library == 1
     pilot.die(1, signal=9).take(commands.StartProcess)
 
@@ -187,7 +189,7 @@ def test_exception_of_the_context_is_reported(pilot: CoreShell) -> None:
 
 
 def test_context_that_does_not_fall_asleep_in_time_ends(pilot: CoreShell) -> None:
-    sleep(ready(pilot)).wait(MOVE_LIMIT_S + 1).observe()
+    sleep(ready(pilot)).wait(SLEEP_OR_WAKE_LIMIT_S + 1).observe()
     assert pilot.take(commands.KillProcess).library == 1
     failure = pilot.die(signal=9).take(told.LibraryGone).failure
     assert failure is not None

@@ -14,7 +14,7 @@ from fake_manager import FakeManager, alive, descendants, gone, recipe
 from polling import PATIENCE_S
 
 from stoker.contexts.recipe import Awareness, Needs
-from stoker.protocol.calls import CallOptions, FailureKind, Printed
+from stoker.protocol.calls import CallOptions, FailureKind, OutputRange
 from stoker.protocol.to_manager import LibraryReady
 from stoker.protocol.to_pilot import StopLibrary
 
@@ -27,7 +27,7 @@ def _sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _part(printed: Printed | None) -> str:
+def _part(printed: OutputRange | None) -> str:
     return Path(printed.path).read_bytes()[printed.start : printed.end or None].decode()
 
 
@@ -174,7 +174,7 @@ def test_suspended_time_of_a_job_counts_for_no_time_limit(manager: FakeManager, 
         while not go.exists():
             time.sleep(0.01)
 
-    pilot = manager.start_pilot(settings="from stoker.pilot.core import limits; limits.STOPPED_S = 1.0")
+    pilot = manager.start_pilot(settings="from stoker.pilot.core import limits; limits.SUSPENSION_DELAY_S = 1.0")
     manager.ready(recipe())
     started, go = tmp_path / "started", tmp_path / "go"
     calls = manager.run(waits, [()], options=CallOptions(limit_s=4.0))
@@ -369,7 +369,7 @@ def _leave_a_thread_behind(begins: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("stuck", ["thread", "stopped"])
 def test_library_that_starts_no_call_ends_and_its_calls_move(manager: FakeManager, stuck: str, tmp_path: Path) -> None:
-    manager.start_pilot(settings="from stoker.pilot.core import limits; limits.NO_CALL_STARTED_LIMIT_S = 2.0")
+    manager.start_pilot(settings="from stoker.pilot.core import limits; limits.NO_CALL_BEGUN_LIMIT_S = 2.0")
     manager.ready(recipe())
     if stuck == "thread":
         manager.results(manager.run(_leave_a_thread_behind, [(str(tmp_path / "begins"),)]))

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.pilot.core.turns import (
-    OVERESTIMATE,
-    PATIENCE_S,
+    MAX_HEADROOM_S,
+    STEP_TIME_MARGIN,
     EngineOutlook,
     OpenAnswer,
     TurnRequest,
     UnreadPrompt,
-    next_turns,
-    why_late,
+    choose_next_turns,
+    refuse_if_late,
 )
 from stoker.protocol.calls import RefusalCase
 from stoker.protocol.ids import DeviceId, LibraryId
@@ -32,19 +32,19 @@ def wants(library: int, due_at: float, *, since: float = 0.0, devices: tuple[Dev
 
 
 def test_engine_with_the_least_headroom_takes_the_turn() -> None:
-    assert next_turns([wants(1, 2.2), wants(2, 1.9), wants(3, 2.0)], ()) == [2]  # Figure 14
-    assert next_turns([wants(1, math.inf), wants(2, 7.0)], ()) == [2], "a token without an objective waits"
+    assert choose_next_turns([wants(1, 2.2), wants(2, 1.9), wants(3, 2.0)], ()) == [2]  # Figure 14
+    assert choose_next_turns([wants(1, math.inf), wants(2, 7.0)], ()) == [2], "a token without an objective waits"
 
 
 def test_libraries_on_different_devices_compute_in_parallel() -> None:
     other = (DeviceId("gpu:1"),)
-    assert next_turns([wants(1, 2.0), wants(2, 3.0, devices=other), wants(3, 1.0)], ()) == [3, 2]
-    assert next_turns([wants(1, 2.0), wants(2, 3.0, devices=other)], ONE) == [2]
+    assert choose_next_turns([wants(1, 2.0), wants(2, 3.0, devices=other), wants(3, 1.0)], ()) == [3, 2]
+    assert choose_next_turns([wants(1, 2.0), wants(2, 3.0, devices=other)], ONE) == [2]
 
 
 def test_more_urgent_library_blocks_other_starts_on_its_device() -> None:
-    assert next_turns([wants(1, 1.0, devices=TWO), wants(2, 2.0, devices=(DeviceId("gpu:1"),))], ONE) == []
-    assert next_turns([wants(1, 1.0, devices=TWO), wants(2, 2.0)], ()) == [1]
+    assert choose_next_turns([wants(1, 1.0, devices=TWO), wants(2, 2.0, devices=(DeviceId("gpu:1"),))], ONE) == []
+    assert choose_next_turns([wants(1, 1.0, devices=TWO), wants(2, 2.0)], ()) == [1]
 
 
 @given(
@@ -59,10 +59,10 @@ def test_wait_is_bounded_by_patience_and_one_turn_of_each_library(libraries: lis
     """
     devices = {n: TWO if both else ONE for n, (_, _, both) in enumerate(libraries)}
     since, now, had = dict.fromkeys(devices, 0.0), 0.0, dict.fromkeys(devices, 0)
-    longest = PATIENCE_S + sum(seconds for _, seconds, _ in libraries)
+    longest = MAX_HEADROOM_S + sum(seconds for _, seconds, _ in libraries)
     for _ in range(300):
         asked = [wants(n, libraries[n][0], since=since[n], devices=devices[n]) for n in devices]
-        [chosen] = next_turns(asked, ())
+        [chosen] = choose_next_turns(asked, ())
         assert now - since[chosen] <= longest
         now += libraries[chosen][1]
         since[chosen] = now
@@ -90,7 +90,7 @@ def prompt(tokens: int = 400, due_in: float = 1.0, tpot_s: float = 0.25) -> Unre
 
 
 def judged(*engines: EngineOutlook, new: UnreadPrompt, free_in: float = 0.0) -> str:
-    late = why_late(engines, MINE, new, now=0.0, free_at=free_in)
+    late = refuse_if_late(engines, MINE, new, now=0.0, free_at=free_in)
     return late.why if late is not None else ""
 
 
@@ -129,7 +129,7 @@ def test_prompt_that_is_due_after_the_new_prompt_is_simulated() -> None:
 def test_request_is_refused_if_steps_of_all_engines_exceed_its_tpot(decode: float, is_in_time: bool) -> None:
     mine = EngineOutlook(MINE, EvenCost(decode), 1, 100.0, 5.0, 0.25)
     why = judged(mine, writing(due_in=5.0, decode=decode), new=prompt(10, 5.0))
-    assert (2 * decode * OVERESTIMATE <= 0.25) == is_in_time
+    assert (2 * decode * STEP_TIME_MARGIN <= 0.25) == is_in_time
     assert (why == "") == is_in_time
     assert is_in_time or why.startswith("one decode step of every engine would take 264 ms, and tpot is 250 ms")
 
@@ -178,11 +178,11 @@ def ending(most: int, *, due_in: float = 1.0) -> UnreadPrompt:
 
 
 def case_of(*engines: EngineOutlook, new: UnreadPrompt) -> RefusalCase | None:
-    late = why_late(engines, MINE, new, now=0.0, free_at=0.0)
+    late = refuse_if_late(engines, MINE, new, now=0.0, free_at=0.0)
     return late.case if late is not None else None
 
 
-LEAD_S, STEP_S = 2.0, 0.15 * OVERESTIMATE
+LEAD_S, STEP_S = 2.0, 0.15 * STEP_TIME_MARGIN
 """Two engines each write a token in 0.33 s, so an answer that is 2 s early loses 0.08 s per token."""
 
 
@@ -231,7 +231,7 @@ def test_accepted_request_makes_no_request_late_in_simulated_turns(seed: int) ->
             for library, step_s, left, ahead in zip((MINE, OTHER), (mine_s, theirs_s), lengths, leads, strict=True)
         ]  # fmt: skip
         is_late = late_if_played(engines, new)
-        if why_late(engines, MINE, new, now=0.0, free_at=0.0) is None:
+        if refuse_if_late(engines, MINE, new, now=0.0, free_at=0.0) is None:
             accepted += 1
             assert not is_late
         else:
@@ -254,13 +254,13 @@ def late_if_played(engines: list[EngineOutlook], new: UnreadPrompt) -> bool:
         library = min(dues, key=lambda each: (max(since[each], dues[each]), since[each]))
         engine = next(each for each in engines if each.library == library)
         if library == MINE and unread:
-            at += OVERESTIMATE * engine.cost.prefill_s(new.tokens, new.tokens / 2)
+            at += STEP_TIME_MARGIN * engine.cost.prefill_s(new.tokens, new.tokens / 2)
             if at > new.due_at:
                 return True
             left[MINE].append([new.due_at + 0.25, 0.25, new.most - 1])
             unread.clear()
         else:
-            at += OVERESTIMATE * engine.cost.decode_s(len(left[library]), 100.0)[0]
+            at += STEP_TIME_MARGIN * engine.cost.decode_s(len(left[library]), 100.0)[0]
             for answer in left[library]:
                 if at > answer[0] + 1e-9:
                     return True

@@ -17,7 +17,7 @@ from driver.machine import Machine
 from stoker.manager.cli import doctor_machine
 from stoker.pilot import devices
 from stoker.pilot.core.events import MemoryShortage
-from stoker.pilot.devices import GrantedDevices, PilotDevice, cpu, find_devices, gpu, monitor, visible
+from stoker.pilot.devices import GrantedDevices, PilotDevice, cpu, find_devices, gpu, monitor, visibility_variables
 from stoker.pilot.devices.gpu import gpu_island_numbers
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts
@@ -106,11 +106,11 @@ def shown(names: str) -> dict[str, str]:
 )
 def test_granted_gpus_are_read_from_the_environment(driver: Driver, environ: dict[str, str], expected: str) -> None:
     nvml, _ = driver({}, {}, {}, {})
-    found = gpu.find(environ, nvml=nvml)
+    found = gpu.find_gpus(environ, nvml=nvml)
     names = [f"GPU-{number}" for number in expected.split()]
     assert _found(found) == names
     assert [device.facts.device for device in found.offered] == [f"cuda:{n}" for n in range(len(names))]
-    assert visible(found.offered) == shown(",".join(names))
+    assert visibility_variables(found.offered) == shown(",".join(names))
     assert bool(found.lacks) == (not names)
     if not names and "CUDA_VISIBLE_DEVICES" not in environ:
         assert "granted no GPU to this job" in found.lacks
@@ -141,22 +141,22 @@ def test_gpus_with_fast_links_are_one_island(
 
 def test_each_device_reports_its_island_of_fast_links(driver: Driver) -> None:
     nvml, _ = driver(*({"switch": number % 2} for number in range(4)))
-    found = gpu.find({"CUDA_VISIBLE_DEVICES": "1,2,3"}, nvml=nvml)
+    found = gpu.find_gpus({"CUDA_VISIBLE_DEVICES": "1,2,3"}, nvml=nvml)
     assert [device.facts.island for device in found.offered] == [1, 2, 1]
 
 
 def test_gpu_numbers_of_slurm_are_those_of_device_files(driver: Driver) -> None:
     nvml, _ = driver({"number": 3}, {"number": 1}, {"number": 0}, {"number": 2})  # NVML counts in PCI order
-    assert _found(gpu.find({**SLURM, "SLURM_JOB_GPUS": "2,3"}, nvml=nvml)) == ["GPU-3", "GPU-0"]
+    assert _found(gpu.find_gpus({**SLURM, "SLURM_JOB_GPUS": "2,3"}, nvml=nvml)) == ["GPU-3", "GPU-0"]
 
 
 @pytest.mark.parametrize("shown", ["all, and refuses", "its own alone"])
 def test_cgroup_shows_the_granted_gpus_renumbered(driver: Driver, shown: str) -> None:
     others = [{"state": "refused"}] * 2 if shown == "all, and refuses" else []
     nvml, _ = driver(*others, {"number": 2, "uuid": "GPU-c"}, {"number": 3, "uuid": "GPU-d"})
-    assert _found(gpu.find({**SLURM, "CUDA_VISIBLE_DEVICES": "0,1"}, nvml=nvml)) == ["GPU-c", "GPU-d"]
-    assert _found(gpu.find({**SLURM, "SLURM_JOB_GPUS": "2,3"}, nvml=nvml)) == ["GPU-c", "GPU-d"]
-    assert _found(gpu.find({}, nvml=nvml)) == ["GPU-c", "GPU-d"]
+    assert _found(gpu.find_gpus({**SLURM, "CUDA_VISIBLE_DEVICES": "0,1"}, nvml=nvml)) == ["GPU-c", "GPU-d"]
+    assert _found(gpu.find_gpus({**SLURM, "SLURM_JOB_GPUS": "2,3"}, nvml=nvml)) == ["GPU-c", "GPU-d"]
+    assert _found(gpu.find_gpus({}, nvml=nvml)) == ["GPU-c", "GPU-d"]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_cgroup_shows_the_granted_gpus_renumbered(driver: Driver, shown: str) ->
 def test_bad_gpu_leaves_the_other_gpus_usable(driver: Driver, state: str, words: str, granted: str | None) -> None:
     nvml, _ = driver({}, {"state": state}, {})
     environ = {} if granted is None else {"CUDA_VISIBLE_DEVICES": granted}
-    found = gpu.find(environ, nvml=nvml)
+    found = gpu.find_gpus(environ, nvml=nvml)
     assert _found(found) == ["GPU-0", "GPU-2"]
     assert len(found.troubles) == 1
     assert words in found.troubles[0]
@@ -180,7 +180,7 @@ def test_bad_gpu_leaves_the_other_gpus_usable(driver: Driver, state: str, words:
 
 def test_node_of_bad_gpus_reports_the_fault_of_each_gpu(driver: Driver) -> None:
     nvml, _ = driver({"state": "lost"}, {"mode": 2})
-    assert gpu.find({}, nvml=nvml).lacks == (
+    assert gpu.find_gpus({}, nvml=nvml).lacks == (
         "GPU 0 was left out: GPU is lost; GPU 1 was left out: its compute mode is PROHIBITED (nvidia-smi -c)"
     )
 
@@ -188,14 +188,14 @@ def test_node_of_bad_gpus_reports_the_fault_of_each_gpu(driver: Driver) -> None:
 @pytest.mark.parametrize(("mode", "processes"), [(0, 0), (1, 1), (3, 1)])
 def test_compute_mode_limits_the_processes_of_a_gpu(driver: Driver, mode: int, processes: int) -> None:
     nvml, _ = driver({"mode": mode})
-    (device,) = gpu.find({}, nvml=nvml).offered
+    (device,) = gpu.find_gpus({}, nvml=nvml).offered
     assert device.facts.processes == processes
 
 
 def test_memory_reserved_by_the_driver_is_not_offered(driver: Driver) -> None:
     nvml, _ = driver({"memory": 80 * 10**9, "reserved": 10**9})
-    (device,) = gpu.find({}, nvml=nvml).offered
-    assert (device.facts.memory_bytes, device.facts.process_bytes) == (79 * 10**9, gpu.PROCESS_BYTES)
+    (device,) = gpu.find_gpus({}, nvml=nvml).offered
+    assert (device.facts.memory_bytes, device.facts.process_bytes) == (79 * 10**9, gpu.CUDA_PROCESS_BYTES)
 
 
 PARTS = [{"mig": [{"uuid": "MIG-a", "memory": 5 * 10**9}, {"uuid": "MIG-b", "memory": 5 * 10**9}]}, {}]
@@ -213,18 +213,18 @@ PARTS = [{"mig": [{"uuid": "MIG-a", "memory": 5 * 10**9}, {"uuid": "MIG-b", "mem
 )
 def test_mig_slices_are_devices(driver: Driver, environ: dict[str, str], expected: list[str]) -> None:
     nvml, _ = driver(*PARTS)
-    assert _found(gpu.find(environ, nvml=nvml)) == expected
+    assert _found(gpu.find_gpus(environ, nvml=nvml)) == expected
 
 
 def test_missing_driver_is_no_error(driver: Driver) -> None:
     nvml, _ = driver(init=9)
-    assert gpu.find({}, nvml=nvml).lacks == "NVML missing: no NVIDIA driver answers (Driver Not Loaded)"
+    assert gpu.find_gpus({}, nvml=nvml).lacks == "NVML missing: no NVIDIA driver answers (Driver Not Loaded)"
 
 
 def test_wait_for_a_hanging_driver_is_bounded(driver: Driver) -> None:
     nvml, _ = driver({}, hangs="all")
     began = time.monotonic()
-    assert gpu.find({}, nvml=nvml, limit_s=0.2).lacks == "the NVIDIA driver has not answered for 0.2 s"
+    assert gpu.find_gpus({}, nvml=nvml, limit_s=0.2).lacks == "the NVIDIA driver has not answered for 0.2 s"
     assert time.monotonic() - began < 60
 
 
@@ -247,7 +247,7 @@ def test_device_memory_is_attributed_to_processes(
     by_process: Any, processes: Any, taken: int, trusted: bool, expected: dict[int, int]
 ) -> None:
     found = monitor.divide_gpu_memory_by_library(
-        by_process, processes, taken_bytes=taken, bare_bytes=20, trusted=trusted
+        by_process, processes, used_bytes=taken, empty_gpu_bytes=20, are_pids_reliable=trusted
     )
     assert found == expected
 
@@ -299,7 +299,7 @@ JOB = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "3"}
 def test_memory_is_the_smallest_of_all_limits(
     tmp_path: Path, files: dict[str, str], environ: dict[str, str], expected: int
 ) -> None:
-    assert cpu.memory_bytes(environ, root=_machine(tmp_path, **files)) == expected
+    assert cpu.usable_memory_bytes(environ, root=_machine(tmp_path, **files)) == expected
 
 
 def test_out_of_memory_kill_reports_memory_of_other_processes(tmp_path: Path) -> None:
@@ -313,19 +313,19 @@ def test_out_of_memory_kill_reports_memory_of_other_processes(tmp_path: Path) ->
         },
     )
     now = [0.0]
-    kills = monitor.OomKills(lambda: 150_000, root=root, clock=lambda: now[0])
-    assert kills.shortage() is None, "no process was killed since"
+    kills = monitor.OomKillDetector(lambda: 150_000, root=root, clock=lambda: now[0])
+    assert kills.measure_shortage() is None, "no process was killed since"
     (root / "proc/vmstat").write_text("pgfault 9\noom_kill 4\n")
     # shared memory counts as used by others, because its owner is unknown
     short = MemoryShortage(room_bytes=100_000, others_bytes=250_000)
-    assert kills.shortage() == short
-    now[0] += monitor.FRESH_S / 2
-    assert kills.shortage() == short, "one shortage may end several libraries"
-    now[0] += monitor.FRESH_S
-    assert kills.shortage() is None, "the shortage is over"
-    unknown = monitor.OomKills(lambda: None, root=root, clock=lambda: now[0])
+    assert kills.measure_shortage() == short
+    now[0] += monitor.KILL_EXPLAINS_S / 2
+    assert kills.measure_shortage() == short, "one shortage may end several libraries"
+    now[0] += monitor.KILL_EXPLAINS_S
+    assert kills.measure_shortage() is None, "the shortage is over"
+    unknown = monitor.OomKillDetector(lambda: None, root=root, clock=lambda: now[0])
     (root / "proc/vmstat").write_text("oom_kill 5\n")
-    assert unknown.shortage() is None, "this pilot's own use cannot be read"
+    assert unknown.measure_shortage() is None, "this pilot's own use cannot be read"
     one = _machine(
         tmp_path / "v1",
         **OLD,
@@ -335,9 +335,11 @@ def test_out_of_memory_kill_reports_memory_of_other_processes(tmp_path: Path) ->
             "proc__meminfo": "MemTotal: 1000 kB\nMemAvailable: 10 kB\n",
         },
     )
-    kills = monitor.OomKills(lambda: 0, root=one)
+    kills = monitor.OomKillDetector(lambda: 0, root=one)
     (one / "proc/vmstat").write_text("oom_kill 1\n")
-    assert kills.shortage() == MemoryShortage(room_bytes=10 * 1024, others_bytes=990 * 1024), "the node's own memory"
+    assert kills.measure_shortage() == MemoryShortage(room_bytes=10 * 1024, others_bytes=990 * 1024), (
+        "the node's own memory"
+    )
 
 
 def test_memory_of_processes_counts_private_anonymous_memory() -> None:
@@ -365,21 +367,21 @@ def test_number_of_cores_is_the_smallest_of_all_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], environ: dict[str, str], expected: Any
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {2, 3, 5, 7, 11, 13})
-    assert cpu.cores(environ, root=_machine(tmp_path, **files)) == expected
+    assert cpu.find_usable_cores(environ, root=_machine(tmp_path, **files)) == expected
 
 
 def test_jobs_that_slurm_does_not_bind_take_different_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {2, 3, 5, 7, 11, 13})
     jobs = [{"SLURM_JOB_ID": str(job), "SLURM_CPUS_ON_NODE": "2"} for job in (7, 8)]
-    first, second = (cpu.cores(job, root=_machine(tmp_path)) for job in jobs)
+    first, second = (cpu.find_usable_cores(job, root=_machine(tmp_path)) for job in jobs)
     assert len({*first, *second}) == 4
 
 
 def test_cpu_devices_share_the_memory() -> None:
     devices = find_devices("cpu:3").offered
     assert [device.facts.device for device in devices] == ["cpu:0", "cpu:1", "cpu:2"]
-    assert sum(device.facts.memory_bytes for device in devices) <= 0.9 * cpu.memory_bytes()
-    assert visible(devices) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert sum(device.facts.memory_bytes for device in devices) <= 0.9 * cpu.usable_memory_bytes()
+    assert visibility_variables(devices) == {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.parametrize("kind", list(ProviderKind))
@@ -390,9 +392,9 @@ def test_pilot_recognizes_the_jobs_of_every_batch_system(kind: ProviderKind) -> 
 
 
 def test_half_of_the_spare_memory_is_for_sleeping_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "memory_bytes", lambda: 100 * 10**9)
+    monkeypatch.setattr(cpu, "usable_memory_bytes", lambda: 100 * 10**9)
     gpu_device = PilotDevice(facts=DeviceFacts(DeviceId("gpu:0"), "NVIDIA A10", 24 * 10**9))
-    beside = cpu.share((0, 1), 1, memory_bytes=50 * 10**9, spare=True)
+    beside = cpu.make_cpu_devices((0, 1), 1, memory_bytes=50 * 10**9, spare=True)
     assert cpu.sleeper_bytes((gpu_device,)) == 45 * 10**9
     assert cpu.sleeper_bytes((gpu_device, *beside)) == 20 * 10**9
-    assert cpu.sleeper_bytes(cpu.share((0, 1), 2, memory_bytes=90 * 10**9)) == 0
+    assert cpu.sleeper_bytes(cpu.make_cpu_devices((0, 1), 2, memory_bytes=90 * 10**9)) == 0

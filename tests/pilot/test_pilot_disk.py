@@ -10,7 +10,7 @@ import pytest
 from fake_manager import FakeManager, carried_session, recipe
 
 from stoker.contexts.loading import ObjectPath
-from stoker.contexts.objects import object_of
+from stoker.contexts.objects import make_object_ref
 from stoker.contexts.recipe import Needs
 from stoker.errors import SessionError
 from stoker.pilot.agent.scratch import base_folder
@@ -72,7 +72,7 @@ def test_unused_objects_are_evicted_if_the_disk_limits_the_cache(manager: FakeMa
     for number in range(4):
         weights = manager.base / f"weights-{number}"
         weights.write_bytes(os.urandom(2_500_000))
-        ref = object_of(weights, memo=manager.base / "memo")
+        ref = make_object_ref(weights, digest_cache_file=manager.base / "memo")
         contexts.append(recipe(length, ObjectPath(ref.name), objects=(ref,)))
     for number, made in enumerate(contexts[:3], start=1):
         manager.ready(made, library=number)

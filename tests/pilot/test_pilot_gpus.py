@@ -74,16 +74,16 @@ def test_gpu_health_check_reports_ecc_errors_xids_and_lost_gpus(
     nvml = standin.load()
     nvml.nvmlInit()
     first, second, third = (GpuHealth(nvml.nvmlDeviceGetHandleByIndex(n), nvml=nvml) for n in (0, 1, 2))
-    assert (first.fault(), second.fault()) == ("", "")  # errors before the start of this pilot do not count
+    assert (first.find_fault(), second.find_fault()) == ("", "")  # errors before the start of this pilot do not count
     machine.gpus[0]["errors"] = 3
     machine.gpus[2]["state"] = "unknown"
     machine.gpus[1]["state"] = "lost"
     machine.write(events=[["GPU-1", 13], ["GPU-1", 79]])
-    assert first.fault() == "it had 1 uncorrectable memory errors (ECC)"
-    assert second.fault() == "the driver reported Xid 79 (it has fallen off the bus)"
-    assert first.fault() == ""
-    assert second.fault() == "the driver says: GPU is lost"
-    assert [third.fault() for _ in range(3)] == ["", "", "the driver says: Unknown Error"]
+    assert first.find_fault() == "it had 1 uncorrectable memory errors (ECC)"
+    assert second.find_fault() == "the driver reported Xid 79 (it has fallen off the bus)"
+    assert first.find_fault() == ""
+    assert second.find_fault() == "the driver says: GPU is lost"
+    assert [third.find_fault() for _ in range(3)] == ["", "", "the driver says: Unknown Error"]
 
 
 def test_hanging_driver_is_a_fault_of_its_gpu_and_heartbeats_continue(manager: FakeManager, start: Start) -> None:

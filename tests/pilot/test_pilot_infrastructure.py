@@ -24,10 +24,10 @@ from typing import Any
 import pytest
 from fake_manager import FakeManager, recipe
 
-from stoker.pilot.library.failures import Place, find_infrastructure_cause
+from stoker.pilot.library.failures import LibraryResources, find_infrastructure_cause
 from stoker.protocol.calls import Failure, FailureKind
 
-HERE = Place("/tmp")
+HERE = LibraryResources("/tmp")
 GIB = 1 << 30
 
 
@@ -44,10 +44,10 @@ def caught(act: Callable[[], Any]) -> BaseException:
     return info.value
 
 
-def find(act: Callable[[], Any], place: Place = HERE) -> str:
+def find(act: Callable[[], Any], place: LibraryResources = HERE) -> str:
     """Return the infrastructure cause of a raised exception; "" for a user error."""
     found = find_infrastructure_cause(caught(act), place)
-    return found.row.means if found is not None else ""
+    return found.symptom.means if found is not None else ""
 
 
 def read_nothing_mapped() -> bytes:
@@ -165,7 +165,7 @@ def test_full_disk_is_infrastructure_only_if_local_and_still_full(tiny: Path, tm
         for number in range(20):
             (tiny / str(number)).touch()
 
-    here, elsewhere = Place(str(own)), Place(str(tmp_path / "lib-1"))
+    here, elsewhere = LibraryResources(str(own)), LibraryResources(str(tmp_path / "lib-1"))
     assert find(fill, here) == "", "its own file fills the disk, and would fill any"
     (own / "file").unlink()
     (tiny / "others").write_bytes(bytes(960_000))
@@ -216,8 +216,12 @@ def test_full_disk_errors_of_python_packages_are_infrastructure(
     """
     (tiny / "others").write_bytes(bytes(960_000))
     (tiny / "lib-1").mkdir()
-    assert find(lambda: write(tiny / "file"), Place(str(tiny / "lib-1"))).startswith("a disk of the node is full")
-    assert find(lambda: write(tiny / "file"), Place(str(tmp_path / "lib-1"))) == "", "a disk that is not the node's"
+    assert find(lambda: write(tiny / "file"), LibraryResources(str(tiny / "lib-1"))).startswith(
+        "a disk of the node is full"
+    )
+    assert find(lambda: write(tiny / "file"), LibraryResources(str(tmp_path / "lib-1"))) == "", (
+        "a disk that is not the node's"
+    )
 
 
 def test_full_temporary_folder_is_attributed_to_the_node(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +234,7 @@ def test_full_temporary_folder_is_attributed_to_the_node(tiny: Path, monkeypatch
         with open(tiny / "file", "wb") as file:
             file.write(bytes(100_000))
 
-    assert find(write, Place("/proc/no library")) == "a disk of the node is full (ENOSPC)"
+    assert find(write, LibraryResources("/proc/no library")) == "a disk of the node is full (ENOSPC)"
 
 
 def raise_full() -> None:
@@ -246,7 +250,7 @@ def _into_a_device_that_is_always_full(_folder: Path) -> None:
 @pytest.mark.parametrize("write", [_into_a_device_that_is_always_full, lambda _folder: raise_full()])
 def test_full_disk_error_is_a_user_error_if_no_disk_is_full(write: Callable[[Path], None], tiny: Path) -> None:
     (tiny / "others").write_bytes(bytes(600_000))
-    assert find(lambda: write(tiny), Place(str(tiny / "lib-1"))) == ""
+    assert find(lambda: write(tiny), LibraryResources(str(tiny / "lib-1"))) == ""
 
 
 def test_file_size_limit_is_the_users_fault_on_a_half_full_disk(tiny: Path) -> None:
@@ -259,7 +263,7 @@ def test_file_size_limit_is_the_users_fault_on_a_half_full_disk(tiny: Path) -> N
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-        assert find(lambda: numpy.save(tiny / "file", numpy.zeros(20_000)), Place(str(tiny))) == ""
+        assert find(lambda: numpy.save(tiny / "file", numpy.zeros(20_000)), LibraryResources(str(tiny))) == ""
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
@@ -358,7 +362,7 @@ def test_exception_types_of_pytorch_are_classified() -> None:
     ],
 )
 def test_launch_failure_is_infrastructure_only_if_its_probe_fails(probe: str, counts: bool) -> None:
-    place = Place("/tmp", ("cuda:0",), probe=(sys.executable, "-c", probe))
+    place = LibraryResources("/tmp", ("cuda:0",), probe=(sys.executable, "-c", probe))
     assert bool(find(lambda: by_c(RuntimeError, "CUDA error: unspecified launch failure"), place)) is counts
     assert find(lambda: by_c(RuntimeError, "CUDA error: device-side assert triggered"), place) == ""
 
@@ -394,7 +398,7 @@ def test_device_memory_error_is_infrastructure_only_within_budget(
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     text = OOM.format(asked=f"{asked:.2f}", free=f"{free:.2f}", gpu=1)
-    place = Place("/tmp", ("cuda:0", "cuda:1"), budget_bytes=budget * GIB)
+    place = LibraryResources("/tmp", ("cuda:0", "cuda:1"), budget_bytes=budget * GIB)
     assert bool(find(lambda: by_c(OutOfMemoryError, text), place)) is counts
 
 

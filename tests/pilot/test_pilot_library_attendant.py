@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import pytest
 from live.peers import until
 
-from stoker.contexts.ambient import CallStop
+from stoker.contexts.ambient import StopRequest
 from stoker.pilot.core import infrastructure
 from stoker.pilot.library import connection
 from stoker.pilot.library.process import LibraryFault, ProcessGuard
@@ -40,9 +40,9 @@ class GatedRunner:
 
     def __init__(self) -> None:
         self.call: Any = NO_CALL
-        self.taken: Any = NO_CALL
-        self.begun = 0
-        self.stop = CallStop()
+        self.taken_call: Any = NO_CALL
+        self.begun_calls = 0
+        self.stop = StopRequest()
         self.ended_at = 0.0
         self.ran: list[int] = []
         self.may_begin, self.may_end = threading.Event(), threading.Event()
@@ -52,14 +52,14 @@ class GatedRunner:
         self.cleans, self.may_clean = threading.Event(), threading.Event()
         self.fault: LibraryFault | None = None
 
-    def clean(self) -> LibraryFault | None:
+    def remove_left_files(self) -> LibraryFault | None:
         self.cleans.set()
         assert self.may_clean.wait(LIMIT_S)
         return self.fault
 
-    def take(self, call: int) -> None:
-        self.stop = CallStop()
-        self.taken = call
+    def take_call(self, call: int) -> None:
+        self.stop = StopRequest()
+        self.taken_call = call
 
     def run(self, work: Any) -> CallEnd | CallProgress:
         assert self.may_begin.wait(LIMIT_S)
@@ -69,9 +69,9 @@ class GatedRunner:
         self.runs.set()
         assert self.may_end.wait(LIMIT_S)
         self.call = NO_CALL
-        return CallProgress(call) if self.stop.asked else CallEnd(call, ok=True, payload=b"")
+        return CallProgress(call) if self.stop.is_requested else CallEnd(call, ok=True, payload=b"")
 
-    def forgive(self) -> None:
+    def mark_idle(self) -> None:
         pass
 
 
@@ -115,18 +115,18 @@ class Served:
 
     def _serve(self) -> None:
         if len(self.runners) == 1:
-            self.server.serve(self.runners[0], idle=lambda: None)  # type: ignore[arg-type]
+            self.server.serve(self.runners[0], on_idle=lambda: None)  # type: ignore[arg-type]
         else:
-            self.server.serve_threads(self.runners.__getitem__, len(self.runners), idle=lambda slot: None)  # type: ignore[arg-type]
+            self.server.serve_threads(self.runners.__getitem__, len(self.runners), on_idle=lambda slot: None)  # type: ignore[arg-type]
 
     def say(self, *messages: Any) -> None:
-        self.sock.sendall(connection.pack(list(messages)))
+        self.sock.sendall(connection.pack_frame(list(messages)))
 
     def hear(self, kind: type, count: int = 1) -> list[Any]:
         found: list[Any] = []
         while len(found) < count:
-            assert self._reader.fill(block=True)
-            while (frame := self._reader.next()) is not None:
+            assert self._reader.receive_bytes(block=True)
+            while (frame := self._reader.next_frame()) is not None:
                 found += [message for message in self._decode(frame).messages if isinstance(message, kind)]
         return found
 
@@ -142,10 +142,10 @@ class Served:
         messages: list[Any] = []
         while True:
             try:
-                self._reader.fill(block=False)
+                self._reader.receive_bytes(block=False)
             except BlockingIOError:
                 return messages
-            while (frame := self._reader.next()) is not None:
+            while (frame := self._reader.next_frame()) is not None:
                 messages += self._decode(frame).messages
 
 
@@ -193,7 +193,7 @@ def test_call_returned_by_the_attendant_does_not_start(served: Served) -> None:
 def test_late_messages_of_the_attendant_find_the_call_started(served: Served, message: Any) -> None:
     """The attendant sees a call run and waits for a full socket, until the next call is taken but not started."""
     (runner,) = served.runners
-    send = served.server.outbox.send_waiting
+    send = served.server.outbox.send_unsent
     held_up, goes_on = threading.Event(), threading.Event()
 
     def slow_send() -> None:
@@ -202,17 +202,17 @@ def test_late_messages_of_the_attendant_find_the_call_started(served: Served, me
             assert goes_on.wait(LIMIT_S)
         send()
 
-    served.server.outbox.send_waiting = slow_send  # type: ignore[method-assign]
+    served.server.outbox.send_unsent = slow_send  # type: ignore[method-assign]
     served.start().say(order(LONG, NEXT))
     assert held_up.wait(LIMIT_S)
     runner.may_begin.clear()
     runner.may_end.set()
-    until(lambda: runner.taken == NEXT)
+    until(lambda: runner.taken_call == NEXT)
     runner.may_end.clear()
     served.say(message)
     goes_on.set()
     if isinstance(message, Evict):
-        until(lambda: runner.stop.asked)
+        until(lambda: runner.stop.is_requested)
         said = served.end()
         assert [each.progress.call for each in said if isinstance(each, RunEvicted)] == [NEXT]
     else:
@@ -239,7 +239,7 @@ def test_end_of_a_call_is_sent_before_its_files_are_cleared(served: Served) -> N
 def test_library_with_uncleared_files_ends_after_calls_in_other_slots() -> None:
     two_slots = Served(slots=2)
     for each in two_slots.runners:
-        each.is_clean, each.fault = False, LibraryFault(infrastructure.NOT_CLEARED, "the disk is gone")
+        each.is_clean, each.fault = False, LibraryFault(infrastructure.CLEANUP_FAILED, "the disk is gone")
         each.may_clean.set()
     two_slots.start().say(order(LONG, NEXT))
     first, second = two_slots.runners
@@ -252,7 +252,7 @@ def test_library_with_uncleared_files_ends_after_calls_in_other_slots() -> None:
     assert not two_slots.exits
     second.may_end.set()
     until(lambda: two_slots.exits)
-    assert two_slots.exits[0] == infrastructure.NOT_CLEARED
+    assert two_slots.exits[0] == infrastructure.CLEANUP_FAILED
     assert sorted(first.ran + second.ran) == [LONG, NEXT]
     ends = [end.call for message in two_slots.hear(RunsEnded, 2) for end in message.ends]
     assert sorted(ends) == [LONG, NEXT]

@@ -13,7 +13,7 @@ from stoker.pilot.library import pieces
 from stoker.pilot.library.pieces import GangMeetings, PieceBatcher
 from stoker.protocol.calls import GangPlace
 from stoker.protocol.ids import CallId
-from stoker.protocol.to_agent import Listens, Yielded
+from stoker.protocol.to_agent import RankZeroListens, Yielded
 
 
 def piece(run: int, number: int) -> Yielded:
@@ -28,21 +28,21 @@ def frames() -> list[list[Yielded]]:
 @pytest.fixture
 def waiting(frames, monkeypatch) -> PieceBatcher:
     """Return a batcher that has just sent a frame, so that the next pieces wait for hours."""
-    monkeypatch.setattr(pieces, "GATHER_EACH_S", 10_000.0)
-    monkeypatch.setattr(pieces, "GATHER_S", 10_000.0)
+    monkeypatch.setattr(pieces, "MAX_PAUSE_PER_CALL_S", 10_000.0)
+    monkeypatch.setattr(pieces, "MAX_PAUSE_S", 10_000.0)
     found = PieceBatcher(frames.append)
-    found.calls = 3
-    found.add(piece(1, 0), at_once=False)
+    found.yielding_calls = 3
+    found.add_pieces(piece(1, 0), at_once=False)
     assert [each.run for each in frames.pop()] == [1]
     return found
 
 
 def test_first_piece_of_a_call_is_sent_with_all_waiting_pieces(waiting, frames):
-    waiting.add(piece(1, 1), at_once=False)
-    waiting.add(piece(2, 7), at_once=False)
-    waiting.add(piece(1, 2), at_once=False)
+    waiting.add_pieces(piece(1, 1), at_once=False)
+    waiting.add_pieces(piece(2, 7), at_once=False)
+    waiting.add_pieces(piece(1, 2), at_once=False)
     assert not frames
-    waiting.add(piece(3, 0), at_once=True)
+    waiting.add_pieces(piece(3, 0), at_once=True)
     [frame] = frames
     assert [(each.run, each.first, each.items) for each in frame] == [
         (1, 1, [b"1/1", b"1/2"]), (2, 7, [b"2/7"]), (3, 0, [b"3/0"]),
@@ -50,21 +50,21 @@ def test_first_piece_of_a_call_is_sent_with_all_waiting_pieces(waiting, frames):
 
 
 def test_wait_for_the_reader_is_sent_with_the_waiting_pieces(waiting, frames):
-    waiting.add(piece(1, 1), at_once=False)
-    waiting.add(Yielded(CallId(1), 1, 2, [], waits=True), at_once=False)
+    waiting.add_pieces(piece(1, 1), at_once=False)
+    waiting.add_pieces(Yielded(CallId(1), 1, 2, [], waits=True), at_once=False)
     assert frames == [[Yielded(CallId(1), 1, 1, [b"1/1"], waits=True)]]
 
 
 def test_pieces_with_many_bytes_are_sent_at_once(waiting, frames):
-    waiting.add(Yielded(CallId(1), 1, 1, [bytes(pieces.GATHER_BYTES)]), at_once=False)
+    waiting.add_pieces(Yielded(CallId(1), 1, 1, [bytes(pieces.MAX_GATHERED_BYTES)]), at_once=False)
     assert len(frames) == 1
 
 
 def test_waiting_pieces_of_an_ended_call_are_dropped(waiting, frames):
-    waiting.add(piece(1, 1), at_once=False)
-    waiting.add(piece(2, 0), at_once=False)
-    waiting.drop(1)
-    waiting.add(piece(3, 0), at_once=True)
+    waiting.add_pieces(piece(1, 1), at_once=False)
+    waiting.add_pieces(piece(2, 0), at_once=False)
+    waiting.drop_pieces_of_run(1)
+    waiting.add_pieces(piece(3, 0), at_once=True)
     assert [each.run for each in frames[0]] == [2, 3]
 
 
@@ -82,11 +82,11 @@ def test_pieces_of_many_threads_are_sent_once_and_in_order(frames):
             all_left.set()
 
     found = PieceBatcher(send)
-    found.calls = streams
+    found.yielding_calls = streams
 
     def write(run: int) -> None:
         for number in range(count):
-            found.add(piece(run, number), at_once=number == 0)
+            found.add_pieces(piece(run, number), at_once=number == 0)
 
     writers = [threading.Thread(target=write, args=(run,)) for run in range(streams)]
     for writer in writers:
@@ -105,63 +105,63 @@ CALL = CallId(7)
 
 
 @pytest.fixture
-def said() -> list[Listens]:
+def said() -> list[RankZeroListens]:
     return []
 
 
 @pytest.fixture
-def meetings(said: list[Listens]) -> GangMeetings:
-    return GangMeetings(host="127.0.0.1", say=said.append)
+def meetings(said: list[RankZeroListens]) -> GangMeetings:
+    return GangMeetings(host="127.0.0.1", send_message=said.append)
 
 
-def test_rank_0_listens_before_it_reports_its_address(meetings: GangMeetings, said: list[Listens]) -> None:
-    place = meetings.seat(CALL, GangPlace(0, 3), limit_s=1.0)
-    assert said == [Listens(CALL, int(place.rendezvous.rpartition(":")[2]))]
+def test_rank_0_listens_before_it_reports_its_address(meetings: GangMeetings, said: list[RankZeroListens]) -> None:
+    place = meetings.join_gang(CALL, GangPlace(0, 3), limit_s=1.0)
+    assert said == [RankZeroListens(CALL, int(place.rendezvous.rpartition(":")[2]))]
     with socket.create_connection(("127.0.0.1", said[0].port)):
         place.listener.accept()[0].close()
     place.close()
 
 
 def test_address_may_arrive_before_its_rank_requests_it(meetings: GangMeetings) -> None:
-    meetings.told(CALL, "10.0.0.7:29500")
-    place = meetings.seat(CALL, GangPlace(2, 3), limit_s=0.0)
+    meetings.record_address(CALL, "10.0.0.7:29500")
+    place = meetings.join_gang(CALL, GangPlace(2, 3), limit_s=0.0)
     assert (place.rank, place.size, place.rendezvous, place.listener) == (2, 3, "10.0.0.7:29500", None)
 
 
 def test_late_address_wakes_its_rank(meetings: GangMeetings) -> None:
-    timer = threading.Timer(0.05, meetings.told, (CALL, "10.0.0.7:29500"))
+    timer = threading.Timer(0.05, meetings.record_address, (CALL, "10.0.0.7:29500"))
     timer.start()
-    assert meetings.seat(CALL, GangPlace(1, 2), limit_s=30.0).rendezvous == "10.0.0.7:29500"
+    assert meetings.join_gang(CALL, GangPlace(1, 2), limit_s=30.0).rendezvous == "10.0.0.7:29500"
     timer.join()
 
 
 def test_address_of_another_call_is_ignored(meetings: GangMeetings) -> None:
-    meetings.told(8, "10.0.0.7:29500")
+    meetings.record_address(8, "10.0.0.7:29500")
     with pytest.raises(GangBroken, match=r"rank 1 of 2 did not get the address of rank 0 within"):
-        meetings.seat(CALL, GangPlace(1, 2), limit_s=0.01)
+        meetings.join_gang(CALL, GangPlace(1, 2), limit_s=0.01)
 
 
 def test_cancelled_rank_does_not_wait(meetings: GangMeetings) -> None:
-    meetings.told(CALL, "")
+    meetings.record_address(CALL, "")
     with pytest.raises(GangBroken, match="rank 1 of 2 was cancelled"):
-        meetings.seat(CALL, GangPlace(1, 2), limit_s=30.0)
-    meetings.told(CALL, "10.0.0.7:29500")  # this address is for the next gang of the call
-    assert meetings.seat(CALL, GangPlace(1, 2), limit_s=0.0).rendezvous == "10.0.0.7:29500"
+        meetings.join_gang(CALL, GangPlace(1, 2), limit_s=30.0)
+    meetings.record_address(CALL, "10.0.0.7:29500")  # this address is for the next gang of the call
+    assert meetings.join_gang(CALL, GangPlace(1, 2), limit_s=0.0).rendezvous == "10.0.0.7:29500"
 
 
 def test_address_of_one_gang_is_not_used_by_the_next_gang(meetings: GangMeetings) -> None:
-    meetings.told(CALL, "10.0.0.7:29500")  # the rank ended without fetching this address
-    meetings.over(CALL)
+    meetings.record_address(CALL, "10.0.0.7:29500")  # the rank ended without fetching this address
+    meetings.forget_call(CALL)
     with pytest.raises(GangBroken, match="did not get the address"):
-        meetings.seat(CALL, GangPlace(1, 2), limit_s=0.01)
+        meetings.join_gang(CALL, GangPlace(1, 2), limit_s=0.01)
 
 
-def test_gang_of_one_rank_needs_no_address(meetings: GangMeetings, said: list[Listens]) -> None:
-    place = meetings.seat(CALL, GangPlace(0, 1), limit_s=0.0)
+def test_gang_of_one_rank_needs_no_address(meetings: GangMeetings, said: list[RankZeroListens]) -> None:
+    place = meetings.join_gang(CALL, GangPlace(0, 1), limit_s=0.0)
     assert (place.rendezvous, place.listener, said) == ("", None, [])
 
 
 def test_rank_0_that_cannot_listen_names_its_address() -> None:
-    elsewhere = GangMeetings(host="192.0.2.1", say=lambda _: None)  # an address reserved for documentation
+    elsewhere = GangMeetings(host="192.0.2.1", send_message=lambda _: None)  # an address reserved for documentation
     with pytest.raises(GangBroken, match=r"rank 0 of 2 cannot listen on 192\.0\.2\.1"):
-        elsewhere.seat(CALL, GangPlace(0, 2), limit_s=1.0)
+        elsewhere.join_gang(CALL, GangPlace(0, 2), limit_s=1.0)

@@ -14,12 +14,12 @@ from fetched import get
 
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.manifest import PART_BYTES
-from stoker.contexts.objects import manifest_of, object_of, publish
+from stoker.contexts.objects import make_object_ref, publish_objects, read_object_manifest
 from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.agent import objects
 from stoker.pilot.transfer import wire
 from stoker.protocol.calls import CallEnd, FailureKind
-from stoker.protocol.to_manager import FetchFailed, LibraryReady, ObjectsGone, ObjectsHere, PilotLeaving
+from stoker.protocol.to_manager import FetchFailed, LibraryReady, ObjectsCached, ObjectsGone, PilotLeaving
 from stoker.protocol.to_pilot import Exit, FetchObject, ServingPeer
 
 
@@ -65,7 +65,7 @@ def giver(pair: tuple[Other, Other]) -> Other:
 def big(tmp_path: Path) -> ObjectRef:
     path = tmp_path / "weights"
     path.write_bytes(os.urandom(2 * PART_BYTES + 9))
-    return object_of(path, memo=tmp_path / "memo")
+    return make_object_ref(path, digest_cache_file=tmp_path / "memo")
 
 
 def _length(path: str) -> int:
@@ -89,7 +89,7 @@ def want(manager: FakeManager, ref: ObjectRef) -> None:
 
 def have(manager: FakeManager, ref: ObjectRef) -> None:
     want(manager, ref)
-    manager.send(FetchObject(ref, origin=True, manifest=manifest_of(ref)))
+    manager.send(FetchObject(ref, origin=True, manifest=read_object_manifest(ref)))
     manager.wait_for(LibraryReady)
 
 
@@ -103,8 +103,8 @@ def test_object_is_fetched_from_another_pilot_if_the_first_is_lost(
     failed = taker.wait_for(FetchFailed)
     assert failed.peers == ("lost",)
     assert "cannot be reached" in failed.reason
-    taker.send(FetchObject(ref, peers=(giver.peer,), manifest=manifest_of(big)))
-    (arrival,) = taker.wait_for(ObjectsHere).arrivals
+    taker.send(FetchObject(ref, peers=(giver.peer,), manifest=read_object_manifest(big)))
+    (arrival,) = taker.wait_for(ObjectsCached).arrivals
     assert (arrival.name, arrival.size_bytes) == (big.name, big.size_bytes)
     assert (arrival.origin_bytes, arrival.peer_bytes) == (0, big.size_bytes)
     assert taker.wait_for(LibraryReady).fetch_s > 0
@@ -128,7 +128,7 @@ def made_of(tmp_path: Path, *sizes: int) -> list[ObjectRef]:
     refs = []
     for number, size in enumerate(sizes):
         (tmp_path / f"thing-{number}").write_bytes(os.urandom(size))
-        refs.append(object_of(tmp_path / f"thing-{number}", memo=tmp_path / "memo"))
+        refs.append(make_object_ref(tmp_path / f"thing-{number}", digest_cache_file=tmp_path / "memo"))
     return refs
 
 
@@ -161,7 +161,7 @@ def test_small_cache_evicts_and_reports_missing_bytes(manager: FakeManager, tmp_
 
 def test_leaving_pilot_completes_its_transfers(other: Other, big: ObjectRef) -> None:
     have(other.manager, big)
-    channel = wire.connect(other.peer.address, key=TRANSFER_KEY)
+    channel = wire.connect_to_peer(other.peer.address, key=TRANSFER_KEY)
     channel.send({"op": "open", "object": big.name, "manifest": False})
     header = channel.receive()
     assert header["whole"]
@@ -183,13 +183,13 @@ def test_leaving_pilot_stays_until_its_only_copies_are_replicated(
     other.manager.send(Exit(reason="drained", drain=True, hand_on_s=300.0))
     other.manager.until(lambda: "leaving" in other.manager.logs())
     taker.send(FetchObject(gone_from_here(big), peers=(other.peer,), keep=True))
-    (arrival,) = taker.wait_for(ObjectsHere).arrivals
+    (arrival,) = taker.wait_for(ObjectsCached).arrivals
     assert (arrival.name, arrival.peer_bytes) == (big.name, big.size_bytes)
     assert other.pilot.poll() is None
     other.manager.send(Exit(reason="others have it", drain=True))
     other.manager.wait_for(PilotLeaving)
     taker.send(FetchObject(gone_from_here(big), peers=(other.peer,), keep=True))  # the manager repeats the order
-    taker.until(lambda: len([one for one in taker.said if isinstance(one, ObjectsHere)]) > 1)
+    taker.until(lambda: len([one for one in taker.said if isinstance(one, ObjectsCached)]) > 1)
 
 
 def _same(data: bytes) -> bytes:
@@ -202,11 +202,11 @@ def test_objects_and_large_payloads_travel_without_a_shared_folder(
     with carried_session(keyed, tmp_path / "sandbox") as folder:
         keyed.start_pilot("--session", str(folder), "--devices", "cpu:2")
         keyed.hello()
-        publish(keyed.folder.objects, (big,))
+        publish_objects(keyed.folder.objects, (big,))
         ref = gone_from_here(big)
         want(keyed, ref)
         keyed.send(FetchObject(ref, origin=True))
-        assert keyed.wait_for(ObjectsHere).arrivals[0].origin_bytes == big.size_bytes
+        assert keyed.wait_for(ObjectsCached).arrivals[0].origin_bytes == big.size_bytes
         keyed.wait_for(LibraryReady)
         data = os.urandom(3_000_000)
         specs = keyed.run(_same, [(data,), (b"small",)])
@@ -227,7 +227,7 @@ def test_inaccessible_object_path_fails_the_load(taker: FakeManager, big: Object
     assert "(file name too long); put it on a file system that compute nodes can access" in failed.reason
 
 
-@pytest.mark.parametrize(("breaks", "ok"), [(1, True), (len(objects._PAUSES_S) + 1, False)])
+@pytest.mark.parametrize(("breaks", "ok"), [(1, True), (len(objects._RETRY_PAUSES_S) + 1, False)])
 def test_result_is_uploaded_again_if_the_connection_breaks(breaks: int, ok: bool, tmp_path: Path, monkeypatch):
     (tmp_path / "result").write_bytes(b"result")
     seen = []
@@ -238,11 +238,11 @@ def test_result_is_uploaded_again_if_the_connection_breaks(breaks: int, ok: bool
             raise ConnectionResetError("the seed has been restarted")
         return "/seed/result"
 
-    monkeypatch.setattr(objects, "put", put)
-    monkeypatch.setattr(objects, "_PAUSES_S", (0.0,) * len(objects._PAUSES_S))
+    monkeypatch.setattr(objects, "send_result", put)
+    monkeypatch.setattr(objects, "_RETRY_PAUSES_S", (0.0,) * len(objects._RETRY_PAUSES_S))
     agent: Any = SimpleNamespace(
-        peers=SimpleNamespace(seed=lambda: "here:1", key=b""),
-        state=SimpleNamespace(facts=SimpleNamespace(pilot="p"), log_of=lambda _library: str(tmp_path / "lib.log")),
+        peers=SimpleNamespace(find_seed=lambda: "here:1", key=b""),
+        state=SimpleNamespace(facts=SimpleNamespace(pilot="p"), log_path=lambda _library: str(tmp_path / "lib.log")),
     )  # fmt: skip
     ref = ObjectRef("result", 6, str(tmp_path / "result"))
     end = objects._upload_result(agent, 1, CallEnd(1, True, payload=ref))  # type: ignore[arg-type]

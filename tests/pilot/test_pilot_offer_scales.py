@@ -15,7 +15,7 @@ from core.pilot_shell import GIB, CoreShell
 
 from stoker.contexts.inference.adapter import EngineLoad, EngineWork, TokenCache
 from stoker.contexts.recipe import Needs, Recipe
-from stoker.contexts.step_times import StepSample, times_of
+from stoker.contexts.step_times import StepSample, group_samples
 from stoker.manager.core.nouns import Context
 from stoker.manager.policies.where_to_load import required_bytes_if_known
 from stoker.pilot.agent.offers import OfferInspector
@@ -35,7 +35,7 @@ GPU = (DeviceId("gpu:0"),)
 NEEDS = Needs(device_memory_bytes=8 * GIB, token_bytes=1000, cache_tokens=1000)
 MODELS = [Recipe(name, name, needs=NEEDS) for name in ("one", "two")]
 SAMPLES = [StepSample(True, 100, 50, 0.1), StepSample(True, 1000, 500, 1.0), StepSample(False, 1, 100, 0.05)]
-TIMES = times_of(SAMPLES)
+TIMES = group_samples(SAMPLES)
 
 
 class Pilot:
@@ -56,7 +56,7 @@ class Pilot:
         options = CallOptions(objective=Objective(ttft_s=ttft_s, tpot_s=0.25))
         order = RunCalls(LibraryId(1), FunctionKey("f"), [spec], options, offer=True, waited_s=waited_s)
         self.shell.hear(order)
-        found = self.inspector.weigh(self.shell.take(commands.InspectOffer).order)
+        found = self.inspector.inspect(self.shell.take(commands.InspectOffer).order)
         self.shell.give(found)
         return found
 
@@ -99,7 +99,7 @@ def test_step_times_of_the_manager_count_until_steps_are_measured(tmp_path: Path
     wrong = msgspec.structs.replace(TIMES, decode=(msgspec.structs.replace(TIMES.decode[0], seconds=math.nan),))
     shell.start(2, MODELS[1], steps=wrong)
     assert ("two", "A10") not in shell.core.state.step_times
-    shell.start(3, MODELS[0], steps=times_of(SAMPLES * 2))
+    shell.start(3, MODELS[0], steps=group_samples(SAMPLES * 2))
     assert shell.core.state.step_times["one", "A10"] == TIMES
 
 
@@ -173,7 +173,7 @@ def test_pilot_requests_no_more_memory_than_the_manager_reserves(
     with contextlib.closing(LibraryTurns(tmp_path / "turns", LibraryId(1), GPU)) as engine:
         engine.publish(EngineWork(2, 100.0, accepted_requests=2, peak_tokens=300))
         spec = CallSpec(CallId(1), b"x", Features(input_length=100, expected_output=50))
-        found = OfferInspector(shell.core.state, board=tmp_path / "turns", clock=lambda: shell.now).weigh(
+        found = OfferInspector(shell.core.state, board=tmp_path / "turns", clock=lambda: shell.now).inspect(
             RunCalls(LibraryId(1), FunctionKey("f"), [spec], offer=True)
         )
     unused = NEEDS.token_bytes * (NEEDS.cache_tokens - 450)
@@ -216,7 +216,7 @@ def weigh(shell: CoreShell, tmp_path: Path, *, tokens: int) -> OfferInspected:
     with contextlib.closing(LibraryTurns(tmp_path / "turns", LibraryId(1), GPU)) as engine:
         engine.publish(EngineWork(2, 100.0, accepted_requests=2, peak_tokens=350))
         inspector = OfferInspector(shell.core.state, board=tmp_path / "turns", clock=lambda: shell.now)
-        return inspector.weigh(order(tokens))
+        return inspector.inspect(order(tokens))
 
 
 def test_time_already_waited_shortens_the_deadline_of_a_call(pilot: Pilot) -> None:

@@ -6,7 +6,7 @@ from core.pilot_shell import GIB, CoreShell, EvenCost
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import OfferInspected, ProcessEnded
-from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, UnreadPrompt
+from stoker.pilot.core.turns import STEP_TIME_MARGIN, EngineOutlook, UnreadPrompt
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_manager as told
 from stoker.protocol.calls import CallSpec, RefusalCase
@@ -120,6 +120,6 @@ def test_offer_is_decided_without_the_work_of_preempted_libraries(pilot: CoreShe
     new = UnreadPrompt(100, 109.0, 0.25)
     pilot.give(OfferInspected(offer(pilot), new, work, 100.0))
     refused = pilot.take(told.CallsReturned)
-    assert refused.over_s == pytest.approx(2 * 0.12 * OVERESTIMATE - 0.25)
+    assert refused.over_s == pytest.approx(2 * 0.12 * STEP_TIME_MARGIN - 0.25)
     pilot.give(OfferInspected(offer(pilot, 2, preempts=(2,)), new, work, 100.0))
     assert pilot.take(told.OfferAccepted).reserve_bytes == 0

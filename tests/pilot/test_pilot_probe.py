@@ -17,8 +17,8 @@ from fake_manager import FakeManager, recipe
 from polling import PATIENCE_S
 
 from stoker.pilot.core.events import DeviceHealth, ProbeVerdict
-from stoker.pilot.devices import find_devices, gpu, visible
-from stoker.pilot.devices.probe import SIZE, DeviceError, Gpu, NoDriverError, examine, run_probe
+from stoker.pilot.devices import find_devices, gpu, visibility_variables
+from stoker.pilot.devices.probe import MATRIX_SIZE, CudaDevice, DeviceError, NoDriverError, examine_device, run_probe
 from stoker.pilot.zygote import processes
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFault
@@ -42,7 +42,7 @@ class WrongDevice:
     def __init__(self, index: int, by: float) -> None:
         self._index, self._by = index, by
 
-    def product(self, a: array[float], b: array[float], size: int) -> array[float]:
+    def multiply(self, a: array[float], b: array[float], size: int) -> array[float]:
         out = product(a, b, size)
         out[self._index] += self._by
         return out
@@ -50,10 +50,10 @@ class WrongDevice:
 
 @pytest.mark.parametrize(
     ("index", "by"),
-    [(0, 7000.0), (SIZE * SIZE - 1, 7000.0), (5, float("nan"))],
+    [(0, 7000.0), (MATRIX_SIZE * MATRIX_SIZE - 1, 7000.0), (5, float("nan"))],
 )
 def test_probe_detects_a_single_wrong_element_of_a_product(index: int, by: float) -> None:
-    verdict, words = examine(WrongDevice(index, by), name="cuda:0")
+    verdict, words = examine_device(WrongDevice(index, by), name="cuda:0")
     assert verdict is ProbeVerdict.WRONG
     assert words == "cuda:0 gave a wrong matrix product (1 of 262,144 elements are wrong)"
 
@@ -88,15 +88,15 @@ def test_probe_that_cannot_be_started_is_reported() -> None:
 
 
 def test_cleanup_of_stray_processes_spares_a_running_probe(tmp_path: Path) -> None:
-    known = processes.children(os.getpid())
+    known = processes.child_processes(os.getpid())
     said: list[tuple[ProbeVerdict, str]] = []
     gate = tmp_path / "gate"
     command = ("sh", "-c", f"while ! test -e {gate}; do sleep 0.01; done; exit {ProbeVerdict.FAILED.value}")
     probing_thread = threading.Thread(target=lambda: said.append(run_probe(command, "cpu:0")))
     probing_thread.start()
-    until_there_is(lambda: set(processes.children(os.getpid())) - set(known))
+    until_there_is(lambda: set(processes.child_processes(os.getpid())) - set(known))
     stray = subprocess.Popen(["sleep", "100"])
-    assert processes.kill_stray_children(known, of_main=True) == {stray.pid}
+    assert processes.kill_stray_children(known, of_main_thread=True) == {stray.pid}
     gate.touch()
     probing_thread.join(PATIENCE_S)
     assert stray.wait() in (0, -signal.SIGKILL)  # 0 if another waiter read the exit status
@@ -120,7 +120,7 @@ def probe(folder: Path, text: str) -> str:
 
 def test_device_that_fails_twice_is_reported_once(manager: FakeManager, tmp_path: Path) -> None:
     wrong = 'if [ "$1" = cpu:1 ]; then echo "$1 gave a wrong matrix product (error 3e-1, allowed 1e-3)"; exit 5; fi'
-    soon = "from stoker.pilot.core import probes; probes.AGAIN_S = 0.1"
+    soon = "from stoker.pilot.core import probes; probes.SECOND_PROBE_S = 0.1"
     manager.start_pilot("--devices", "cpu:2", "--probe", probe(tmp_path, wrong), settings=soon)
     manager.hello()  # the hello is sent after the probe of each device
     assert sorted((tmp_path / "asked").read_text().split()) == ["cpu:0", "cpu:1", "cpu:1"]
@@ -134,11 +134,13 @@ def test_device_that_fails_twice_is_reported_once(manager: FakeManager, tmp_path
 
 @pytest.mark.gpu
 def test_real_gpu_passes_the_probe() -> None:
-    found = gpu.find()
+    found = gpu.find_gpus()
     if not found.offered:
         pytest.skip(found.lacks)
     for device in find_devices("gpu").offered:
-        assert run_probe((sys.executable, "-P", "-m", "stoker.pilot.devices.probe"), "cuda:0", visible((device,))) == (
+        assert run_probe(
+            (sys.executable, "-P", "-m", "stoker.pilot.devices.probe"), "cuda:0", visibility_variables((device,))
+        ) == (
             ProbeVerdict.SOUND,
             "",
         )
@@ -200,8 +202,9 @@ class Driver:
 
 def test_probe_computes_a_matrix_product_with_the_driver() -> None:
     driver = Driver()
-    assert examine(Gpu(driver), name="cuda:0") == (ProbeVerdict.SOUND, "")
-    assert len(driver.memory[4096]) >= 3 * 4 * SIZE * SIZE  # the probe allocates more memory than its matrices need
+    assert examine_device(CudaDevice(driver), name="cuda:0") == (ProbeVerdict.SOUND, "")
+    # The probe allocates more memory than its matrices need.
+    assert len(driver.memory[4096]) >= 3 * 4 * MATRIX_SIZE * MATRIX_SIZE
     assert driver.calls.index("cuModuleLoadData") < driver.calls.index("cuModuleGetFunction")
     assert driver.calls[-1] == "cuCtxSynchronize"
 
@@ -217,19 +220,19 @@ def test_probe_computes_a_matrix_product_with_the_driver() -> None:
     ],
 )
 def test_error_texts_of_the_driver_are_shown(driver: Driver, said: str) -> None:
-    assert examine(Gpu(driver), name="cuda:0") == (ProbeVerdict.FAILED, said)
+    assert examine_device(CudaDevice(driver), name="cuda:0") == (ProbeVerdict.FAILED, said)
 
 
 def test_device_that_cannot_be_opened_fails_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     driver.cuDevicePrimaryCtxRetain = lambda *_: LAUNCH_FAILED  # type: ignore[method-assign]
     with pytest.raises(DeviceError, match="cuDevicePrimaryCtxRetain: CUDA_ERROR_LAUNCH_FAILED"):
-        Gpu(driver)
+        CudaDevice(driver)
 
 
 def test_driver_that_cannot_compile_gives_no_verdict() -> None:
     with pytest.raises(NoDriverError, match="CUDA_ERROR_JIT_COMPILER_NOT_FOUND"):
-        examine(Gpu(Driver(launch=NO_COMPILER)), name="cuda:0")
+        examine_device(CudaDevice(Driver(launch=NO_COMPILER)), name="cuda:0")
 
 
 SOUND, UNKNOWN, FAILED, WRONG = ProbeVerdict.SOUND, ProbeVerdict.UNKNOWN, ProbeVerdict.FAILED, ProbeVerdict.WRONG
@@ -242,7 +245,7 @@ def after(*answers: ProbeVerdict) -> DeviceHealth:
     health = DeviceHealth()
     for number, answer in enumerate(answers):
         before = health.fault
-        changed = health.heard(answer, f"answer {number}")
+        changed = health.record_verdict(answer, f"answer {number}")
         assert changed == (health.fault != before)
     return health
 
@@ -271,22 +274,22 @@ def test_series_of_probe_verdicts_gives_the_expected_fault(answers: list[ProbeVe
 
 def test_fault_reported_by_the_driver_persists() -> None:
     health = DeviceHealth()
-    assert health.reported("Xid 79")
-    assert not health.reported("Xid 48")
+    assert health.record_driver_fault("Xid 79")
+    assert not health.record_driver_fault("Xid 48")
     assert after(SOUND, SOUND).fault == ""
     for _ in range(3):
-        assert not health.heard(SOUND, "")
+        assert not health.record_verdict(SOUND, "")
     assert health.fault == "Xid 79"
 
 
 def test_unresponsive_driver_is_a_fault_until_it_responds() -> None:
     health = DeviceHealth()
-    assert health.silent("no answer for 60 s")
-    assert not health.silent("no answer for 60 s")
-    assert (health.fault, health.known) == ("no answer for 60 s", True)
-    assert health.silent("")
+    assert health.record_silence("no answer for 60 s")
+    assert not health.record_silence("no answer for 60 s")
+    assert (health.fault, health.is_known) == ("no answer for 60 s", True)
+    assert health.record_silence("")
     assert health.fault == ""
-    health.reported("Xid 79")
-    assert not health.silent("no answer for 60 s")
-    assert not health.silent("")
+    health.record_driver_fault("Xid 79")
+    assert not health.record_silence("no answer for 60 s")
+    assert not health.record_silence("")
     assert health.fault == "Xid 79"

@@ -236,13 +236,13 @@ if not second:
 os.close(others_go_on)
 server._libraries = {first: 1, second: 2}
 while not told:
-    server._reap()
+    server._reap_children()
 (tracker,) = server._trackers
 os.close(others_end)  # both processes end, and no process reaps them
 for pid in (tracker, second):
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 while len(told) < 2:
-    server._reap()
+    server._reap_children()
 server._kill_late_trackers()
 print([each.orphans for each in told], server._trackers)
 """

@@ -17,7 +17,7 @@ from stoker.contexts import user_modules
 from stoker.contexts.loading import load_context
 from stoker.contexts.payloads import dumps_arguments, dumps_code
 from stoker.contexts.recipe import ObjectRef, Recipe
-from stoker.pilot.core.turns import FirstCome
+from stoker.pilot.core.turns import CallQueue
 from stoker.pilot.library.functions import CallCompatibility, Function, RunnableCall
 from stoker.protocol.calls import CallOptions, CallSpec
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId
@@ -179,9 +179,9 @@ def test_function_is_unpickled_again_after_a_module_was_replaced(served: FakeMan
     assert served.results(calls) == [(True, number) for number in order]
 
 
-def queue_of(*calls: tuple[Function, bytes | ObjectRef]) -> FirstCome[RunnableCall]:
+def queue_of(*calls: tuple[Function, bytes | ObjectRef]) -> CallQueue[RunnableCall]:
     """Return a queue of calls 1, 2, ..., each with its function and arguments."""
-    queue = FirstCome[RunnableCall]()
+    queue = CallQueue[RunnableCall]()
     run = Run(function=FunctionKey(""), calls=[], options=CallOptions())
     for number, (function, payload) in enumerate(calls, start=1):
         queue.add(CallId(number), RunnableCall(CallSpec(call=CallId(number), payload=payload), run, function))
@@ -211,16 +211,16 @@ def test_call_waits_if_its_argument_needs_a_conflicting_module(folder: Path, in_
         payload = ObjectRef(name="large", size_bytes=len(payload), source=str(folder / "arguments"))
     queue = queue_of((function, b""), (bare(), b""), (bare(), payload), (function, b""), (function, b""))
     slots = CallCompatibility()
-    begun = [slots.take(queue, slot) for slot in (0, 1)]
+    begun = [slots.take_next_call(queue, slot) for slot in (0, 1)]
     assert [one is not None and one.spec.call for one in begun] == [1, 2]
-    assert slots.take(queue, 2) is None
-    assert queue.give_back(1) == [5]
-    assert slots.end(0)
-    third = slots.take(queue, 2)
+    assert slots.take_next_call(queue, 2) is None
+    assert queue.remove_newest(1) == [5]
+    assert slots.record_call_end(0)
+    third = slots.take_next_call(queue, 2)
     assert third.spec.call == 3
-    assert slots.take(queue, 0) is None  # call 4 clashes with call 3 and must wait
-    assert slots.end(2)
-    assert slots.take(queue, 0) is not None
+    assert slots.take_next_call(queue, 0) is None  # call 4 clashes with call 3 and must wait
+    assert slots.record_call_end(2)
+    assert slots.take_next_call(queue, 0) is not None
     assert not len(queue)
 
 
@@ -234,12 +234,12 @@ def test_function_with_other_modules_than_its_context_runs_alone(folder: Path) -
         same, other = (Function(blob(note_and_import, folder, whose=whose)) for whose in ("context", "b"))
         queue = queue_of((bare(), b""), (same, b""), (other, b""), (bare(), b""))
         slots = CallCompatibility()
-        assert [slots.take(queue, slot) is None for slot in range(3)] == [False, False, True]
-        slots.end(0)
-        assert slots.take(queue, 0) is None
-        slots.end(1)
-        assert slots.take(queue, 0) is not None
-        assert slots.take(queue, 1) is None
+        assert [slots.take_next_call(queue, slot) is None for slot in range(3)] == [False, False, True]
+        slots.record_call_end(0)
+        assert slots.take_next_call(queue, 0) is None
+        slots.record_call_end(1)
+        assert slots.take_next_call(queue, 0) is not None
+        assert slots.take_next_call(queue, 1) is None
     finally:
         user_modules._finder.clear()
         sys.modules.pop("sbs_util", None)

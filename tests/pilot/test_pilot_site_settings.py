@@ -10,9 +10,9 @@ from fake_manager import FakeManager, recipe
 
 from stoker.config import parse_site
 from stoker.contexts.loading import ObjectPath
-from stoker.contexts.objects import object_of
+from stoker.contexts.objects import make_object_ref
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.factory.pilot_command import pilot_options
+from stoker.manager.factory.pilot_command import build_pilot_options
 from stoker.pilot.cache import CacheFetch, ObjectCache
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.protocol.to_manager import DeviceFault
@@ -23,8 +23,8 @@ SIZE = 60_000
 
 def start(manager: FakeManager, *settings: str) -> None:
     text = "\n".join(["[pilot]", 'devices = "cpu:1"', f'scratch = "{manager.base}/scratch"', *settings])
-    soon = "from stoker.pilot.core import probes; probes.AGAIN_S = 0.1"
-    manager.start_pilot(*pilot_options(parse_site(text, file="site.toml").pilot), settings=soon)
+    soon = "from stoker.pilot.core import probes; probes.SECOND_PROBE_S = 0.1"
+    manager.start_pilot(*build_pilot_options(parse_site(text, file="site.toml").pilot), settings=soon)
     manager.hello()
 
 
@@ -44,21 +44,21 @@ def content(path: str) -> bytes:
 
 def made(folder: Path, name: str) -> ObjectRef:
     (folder / name).write_bytes(name.encode() * (SIZE // len(name)))
-    return object_of(folder / name, memo=folder / "memo")
+    return make_object_ref(folder / name, digest_cache_file=folder / "memo")
 
 
 def test_object_cache_obeys_cache_size_and_cache_age(manager: FakeManager, tmp_path: Path) -> None:
     week, hour, new = (made(tmp_path, name) for name in ("week", "hour", "new"))
-    cache = ObjectCache(manager.base / "scratch" / f"stoker-{os.getuid()}" / "cache", bound_bytes=10**9)
+    cache = ObjectCache(manager.base / "scratch" / f"stoker-{os.getuid()}" / "cache", capacity_bytes=10**9)
     for ref, age_s in ((week, 7 * 86400), (hour, 3600)):
         bringing = CacheFetch(cache, ref)
-        bringing.offer([ObjectSource(path=ref.source, origin=True)])
+        bringing.set_sources([ObjectSource(path=ref.source, origin=True)])
         bringing.run()[0].release()
         used_at = time.time() - age_s
         os.utime(cache.folder / "entries" / ref.name, (used_at, used_at))
     start(manager, 'cache_age = "1 d"', f'cache_size = "{SIZE * 3 // 2} B"')
-    assert set(cache.sizes()) == {hour.name}, "two weeks is the default: the site's day has decided"
+    assert set(cache.object_sizes()) == {hour.name}, "two weeks is the default: the site's day has decided"
     manager.ready(recipe(content, ObjectPath(new.name), objects=(new,)))
-    assert set(cache.sizes()) == {new.name}, "the object that was used earlier was evicted"
+    assert set(cache.object_sizes()) == {new.name}, "the object that was used earlier was evicted"
     manager.send(StopLibrary(1, "the test is over"))  # type: ignore[arg-type]
     manager.gone()

@@ -12,8 +12,8 @@ from fake_manager import FakeManager, recipe
 
 from stoker.config import parse_site
 from stoker.errors import ConfigError
-from stoker.manager.factory.pilot_command import pilot_options
-from stoker.pilot.devices import GrantedDevices, cpu, find_devices, gpu, visible
+from stoker.manager.factory.pilot_command import build_pilot_options
+from stoker.pilot.devices import GrantedDevices, cpu, find_devices, gpu, visibility_variables
 
 GB = 10**9
 Find = Callable[..., GrantedDevices]
@@ -29,8 +29,8 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
         nvml = standin.load()
         monkeypatch.setattr(gpu, "load_nvml", lambda: nvml)
-        monkeypatch.setattr(cpu, "cores", lambda: tuple(range(cores)))
-        monkeypatch.setattr(cpu, "memory_bytes", lambda: memory)
+        monkeypatch.setattr(cpu, "find_usable_cores", lambda: tuple(range(cores)))
+        monkeypatch.setattr(cpu, "usable_memory_bytes", lambda: memory)
         return find_devices(wanted, gpu_cores=gpu_cores)
 
     return ask
@@ -48,8 +48,8 @@ def test_gpu_keeps_its_first_cores_and_cpu_devices_get_the_rest(find: Find) -> N
     assert [device.facts.cores for device in found.offered] == [2, 2, 4, 4]
     assert found.troubles == ()
     assert cpu.cores_outside_cpu_devices(found.offered) == {0, 1, 6, 7}
-    assert visible(found.offered[:1]) == {"CUDA_VISIBLE_DEVICES": "GPU-0"}
-    assert visible(found.offered[2:]) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert visibility_variables(found.offered[:1]) == {"CUDA_VISIBLE_DEVICES": "GPU-0"}
+    assert visibility_variables(found.offered[2:]) == {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.parametrize(("memory", "left"), [(100 * GB, 90 * GB - 24 * GB), (40 * GB, 18 * GB)])
@@ -107,7 +107,7 @@ def _filled(extra: int = 0) -> bytes:
 def test_gpus_and_spare_cores_are_devices_of_one_pilot(manager: FakeManager) -> None:
     site = parse_site('[pilot]\ndevices = "gpu+cpu:1"\ngpu_cores = 1\nprobe = "never"', file="site.toml")
     environment = Machine(manager.base, {}).environment | {"CUDA_VISIBLE_DEVICES": "0"}
-    pilot = manager.start_pilot(*pilot_options(site.pilot), **environment)
+    pilot = manager.start_pilot(*build_pilot_options(site.pilot), **environment)
     facts = {device.device: device for device in manager.hello().devices}
     assert [(name, each.kind, each.spare) for name, each in facts.items()] == [
         ("cuda:0", "NVIDIA A10", False), ("cpu:0", "cpu", True),

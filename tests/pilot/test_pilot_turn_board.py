@@ -17,19 +17,19 @@ import psutil
 import pytest
 from live.peers import until
 
-from stoker.contexts.ambient import CallStop
-from stoker.contexts.inference.adapter import EngineWork, GenerationRequest, work_of
+from stoker.contexts.ambient import StopRequest
+from stoker.contexts.inference.adapter import EngineWork, GenerationRequest, summarize_work
 from stoker.contexts.inference.engine_thread import Generation
 from stoker.pilot.library import library_turns
 from stoker.pilot.library.library_turns import (
-    ROWS,
+    MOST_ROWS,
     WORK_BYTES,
     LibraryTurns,
     TurnBoard,
     TurnRow,
     TurnState,
-    packed,
-    unpacked,
+    pack_engine_work,
+    unpack_engine_work,
 )
 from stoker.protocol.ids import DeviceId, LibraryId
 
@@ -94,7 +94,7 @@ def test_iterations_on_one_device_never_overlap_and_all_complete(workers: Worker
     holder.begin(step_s=60.0)  # keep the turn until all workers have joined
     for library in (1, 2, 3):
         workers.start(library, iterations=25, step_s=0.008)
-    until(lambda: sum(row.state is TurnState.WAITS for row in board.rows()) == 3)
+    until(lambda: sum(row.state is TurnState.WAITS for row in board.read_rows()) == 3)
     holder.end()
     holder.close()
     workers.wait()
@@ -120,7 +120,7 @@ def test_library_with_the_earlier_deadline_gets_the_next_turn(workers: Workers) 
     workers.start(1, iterations=1, due_s=500.0)
     workers.start(2, iterations=1, due_s=0.05)
     board = TurnBoard(workers.board)
-    until(lambda: sum(row.state is TurnState.WAITS for row in board.rows()) == 2)
+    until(lambda: sum(row.state is TurnState.WAITS for row in board.read_rows()) == 2)
     holder.end()
     workers.wait()
     assert [name for name, _, _ in workers.spans(1, 2)] == ["2", "1"]
@@ -166,20 +166,20 @@ def test_stopped_library_takes_turns_again_when_continued(workers: Workers) -> N
 
 def test_library_that_finds_the_turn_board_full_runs_without_turns(tmp_path: Path) -> None:
     board = TurnBoard(tmp_path / "turns")
-    for number in range(1, ROWS + 1):
-        assert board.join(LibraryId(number), GPU) is not None
-    late = LibraryTurns(tmp_path / "turns", LibraryId(ROWS + 1), GPU)
+    for number in range(1, MOST_ROWS + 1):
+        assert board.occupy_row(LibraryId(number), GPU) is not None
+    late = LibraryTurns(tmp_path / "turns", LibraryId(MOST_ROWS + 1), GPU)
     late.begin()
     late.end()
     late.close()
-    assert len(board.rows()) == ROWS
+    assert len(board.read_rows()) == MOST_ROWS
 
 
 def test_corrupt_turn_board_disturbs_turns_but_stops_no_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library_turns, "_LOOK_S", 0.001)
-    monkeypatch.setattr(library_turns, "_LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(library_turns, "_BOARD_CHECK_S", 0.001)
+    monkeypatch.setattr(library_turns, "_MAX_TURN_WAIT_S", 0.01)
     path, chance = tmp_path / "turns", random.Random(5)
     turns, other = (LibraryTurns(path, LibraryId(number), GPU) for number in (1, 2))
     for _ in range(200):
@@ -222,48 +222,48 @@ def test_turn_board_without_disk_space_raises_and_closes_its_file(tmp_path: Path
 def test_library_declared_dead_joins_again_in_another_row(tmp_path: Path) -> None:
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
     turns.begin()
-    [mine] = board.rows()
-    board.clear(mine)
-    other = board.join(LibraryId(2), GPU)
+    [mine] = board.read_rows()
+    board.free_row(mine)
+    other = board.occupy_row(LibraryId(2), GPU)
     assert other.number == mine.number
     other.state = TurnState.WAITS
-    board.write(other)
+    board.write_turn(other)
     turns.end()
-    assert [(row.library, row.state) for row in board.rows()] == [(2, TurnState.WAITS), (1, TurnState.IDLE)]
+    assert [(row.library, row.state) for row in board.read_rows()] == [(2, TurnState.WAITS), (1, TurnState.IDLE)]
     assert turns.shared
     turns.close()
-    assert [row.library for row in board.rows()] == [2]
+    assert [row.library for row in board.read_rows()] == [2]
 
 
 def test_closing_library_leaves_its_reassigned_row_unchanged(tmp_path: Path) -> None:
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
     turns.begin()
-    board.clear(board.rows()[0])
+    board.free_row(board.read_rows()[0])
     other = LibraryTurns(tmp_path / "turns", LibraryId(2), GPU)
     other.begin()
-    waker = Path(f"{board.path}.{board.rows()[0].number}")
+    waker = Path(f"{board.path}.{board.read_rows()[0].number}")
     assert waker.is_socket()
     turns.close()
-    assert [row.library for row in board.rows()] == [2]
+    assert [row.library for row in board.read_rows()] == [2]
     assert waker.is_socket()
     other.close()
     assert not waker.exists()
 
 
 def test_turn_holder_without_a_forecast_loses_its_turn_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_turns, "_LONGEST_WAIT_S", 0.2)
+    monkeypatch.setattr(library_turns, "_MAX_TURN_WAIT_S", 0.2)
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
     # this living process has the process id of the dead holder and no step forecast
-    held = board.join(LibraryId(2), GPU)
+    held = board.occupy_row(LibraryId(2), GPU)
     held.state, held.held_at = TurnState.HOLDS, time.monotonic() - 5.0
-    board.write(held)
+    board.write_turn(held)
     turns.begin()
     # library 2 keeps the turn, because its step may be compiling
-    assert [row.state for row in board.rows() if row.library == 2] == [TurnState.HOLDS]
+    assert [row.state for row in board.read_rows() if row.library == 2] == [TurnState.HOLDS]
     held.held_at -= 6.0
-    board.write(held)
+    board.write_turn(held)
     turns.begin()
-    assert [row.library for row in board.rows() if row.state is TurnState.HOLDS] == [1]
+    assert [row.library for row in board.read_rows() if row.state is TurnState.HOLDS] == [1]
     turns.close()
 
 
@@ -273,19 +273,19 @@ def test_lone_library_waits_if_another_takes_the_turn_concurrently(
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
     turns.begin()
     turns.end()
-    plain = TurnBoard.write
+    plain = TurnBoard.write_turn
 
     def write(own: TurnBoard, row: TurnRow) -> None:
         """Let another library start a turn just before the first library writes its turn."""
-        if len(board.rows()) == 1:
-            other = board.join(LibraryId(2), GPU)
+        if len(board.read_rows()) == 1:
+            other = board.occupy_row(LibraryId(2), GPU)
             other.state, other.held_at, other.step_s = TurnState.HOLDS, time.monotonic(), 1e-6
             plain(board, other)
         plain(own, row)
 
-    monkeypatch.setattr(TurnBoard, "write", write)
+    monkeypatch.setattr(TurnBoard, "write_turn", write)
     turns.begin()  # `begin` waits until the other library is overdue
-    assert [row.library for row in board.rows() if row.state is TurnState.HOLDS] == [1]
+    assert [row.library for row in board.read_rows() if row.state is TurnState.HOLDS] == [1]
     turns.close()
 
 
@@ -293,7 +293,7 @@ def generation(
     number: int, *, prompt: int = 10, made: int = 0, due_at: float = math.inf, tpot_s: float = 0.0
 ) -> Generation:
     request = GenerationRequest(number, (1,) * prompt, due_at=due_at, tpot_s=tpot_s)
-    found = Generation(request, CallStop(), lambda _request: None, None)
+    found = Generation(request, StopRequest(), lambda _request: None, None)
     found.made = made
     return found
 
@@ -306,33 +306,35 @@ def test_work_summary_distinguishes_late_tokens_from_due_tokens() -> None:
         generation(4, prompt=50, due_at=12.0, tpot_s=0.3),
         generation(5, prompt=20, due_at=11.0),
     ]
-    work = work_of(requests, now=10.0, accepted_requests=7, mean_output=4.0)
+    work = summarize_work(requests, now=10.0, accepted_requests=7, mean_output=4.0)
     assert (work.rows, work.length) == (3, (12 + 11 + 35) / 3)
     assert (work.late_at, work.due_at, work.tpot_s) == (pytest.approx(9.4), 10.5, 0.2)
     assert work.prompts == [(20, 11.0, 0.0, 64), (50, 12.0, 0.3, 64)]
     assert work.answers == [(pytest.approx(9.4), 0.2, 62), (10.5, 0.5, 63), (math.inf, 0.0, 59)]
     assert (work.accepted_requests, work.peak_tokens) == (7, 14 + 14 + 35 + 54 + 24)
-    assert work_of([], now=10.0, accepted_requests=7, mean_output=4.0) == EngineWork(prompts=[], accepted_requests=7)
+    assert summarize_work([], now=10.0, accepted_requests=7, mean_output=4.0) == EngineWork(
+        prompts=[], accepted_requests=7
+    )
 
 
 def test_packed_work_is_read_back() -> None:
     prompts, answers = [(5, 8.0, 0.25, 64), (6, math.inf, 0.0, 0)], [(7.0, 0.25, 9)]
     work = EngineWork(3, 20.5, 7.0, 0.25, math.inf, prompts, 9, 200, answers)
-    data = packed(LibraryId(4), work)
+    data = pack_engine_work(LibraryId(4), work)
     assert len(data) <= WORK_BYTES
-    assert unpacked(data.ljust(WORK_BYTES, b"?")) == (4, work)
+    assert unpack_engine_work(data.ljust(WORK_BYTES, b"?")) == (4, work)
 
 
 def test_corrupt_engine_work_is_read_as_no_work() -> None:
-    size = len(data := bytearray(packed(LibraryId(4), EngineWork(3, 20.5, 7.0))))
+    size = len(data := bytearray(pack_engine_work(LibraryId(4), EngineWork(3, 20.5, 7.0))))
     data = data.ljust(WORK_BYTES, b"\0")
-    assert unpacked(bytes(WORK_BYTES)) is None
+    assert unpack_engine_work(bytes(WORK_BYTES)) is None
     chance = random.Random(1)
     for _ in range(500):
-        assert unpacked(chance.randbytes(WORK_BYTES)) is None
+        assert unpack_engine_work(chance.randbytes(WORK_BYTES)) is None
         wrong = data.copy()
         wrong[chance.randrange(size)] ^= 1 << chance.randrange(8)
-        assert unpacked(bytes(wrong)) is None
+        assert unpack_engine_work(bytes(wrong)) is None
 
 
 def test_handover_ends_when_the_next_library_is_awake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,9 +344,9 @@ def test_handover_ends_when_the_next_library_is_awake(tmp_path: Path, monkeypatc
     one_step = threading.Thread(target=lambda: (second.begin(step_s=60.0), time.sleep(1.2), second.end()))
     one_step.start()
     board = TurnBoard(tmp_path / "turns")
-    until(lambda: any(row.state is TurnState.WAITS for row in board.rows()))
-    wake = first._wake
-    monkeypatch.setattr(first, "_wake", lambda rows: (wake(rows), time.sleep(0.9)))
+    until(lambda: any(row.state is TurnState.WAITS for row in board.read_rows()))
+    wake = first._wake_engines
+    monkeypatch.setattr(first, "_wake_engines", lambda rows: (wake(rows), time.sleep(0.9)))
     assert 0 < first.begin(step_s=60.0) < 0.8  # it slept while the other library computed
     one_step.join()
     for each in (first, second):

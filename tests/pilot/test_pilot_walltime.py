@@ -37,14 +37,14 @@ def in_seconds(seconds: float) -> str:
 @pytest.mark.parametrize(
     ("environ", "ad", "left_s"),
     [
-        ({}, "", observing.NO_END),
+        ({}, "", observing.UNKNOWN_END),
         ({"SLURM_JOB_END_TIME": f"{NOW + 60:.0f}"}, "", 60),
         ({"SLURM_JOB_END_TIME": f"{NOW - 60:.0f}"}, "", 0),
-        ({"SLURM_JOB_END_TIME": "soon"}, "", observing.NO_END),
+        ({"SLURM_JOB_END_TIME": "soon"}, "", observing.UNKNOWN_END),
         ({"_CONDOR_JOB_AD": "job.ad"}, AD, 3500),
         ({"_CONDOR_JOB_AD": "job.ad"}, AD + "AllowedExecuteDuration = 1000\n", 900),
-        ({"_CONDOR_JOB_AD": "job.ad"}, "ClusterId = 7\n", observing.NO_END),
-        ({"_CONDOR_JOB_AD": "none.ad"}, "", observing.NO_END),
+        ({"_CONDOR_JOB_AD": "job.ad"}, "ClusterId = 7\n", observing.UNKNOWN_END),
+        ({"_CONDOR_JOB_AD": "none.ad"}, "", observing.UNKNOWN_END),
     ],
 )
 def test_walltime_is_read_from_the_environment_and_htcondor_ads(
@@ -88,10 +88,10 @@ ARRAY = {"SLURM_JOB_ID": "88", "SLURM_ARRAY_JOB_ID": "88", "SLURM_ARRAY_TASK_ID"
     [
         ("squeue", {"SLURM_JOB_ID": "88"}, "[ \"$*\" = '-h -j 88 -o %e' ] && echo TOMORROW", 86400.0),
         ("squeue", ARRAY, "[ \"$*\" = '-h -j 88_2 -o %e' ] && echo TOMORROW", 86400.0),
-        ("squeue", {"SLURM_JOB_ID": "88"}, "echo N/A", observing.NO_END),
-        ("squeue", {"SLURM_JOB_ID": "88"}, "echo 'Invalid job id specified' >&2; exit 1", observing.NO_END),
+        ("squeue", {"SLURM_JOB_ID": "88"}, "echo N/A", observing.UNKNOWN_END),
+        ("squeue", {"SLURM_JOB_ID": "88"}, "echo 'Invalid job id specified' >&2; exit 1", observing.UNKNOWN_END),
         ("bjobs", {"LSB_JOBID": "88"}, "echo '1:30 L'", 5400.0),
-        ("bjobs", {"LSB_JOBID": "88"}, "echo '-'", observing.NO_END),
+        ("bjobs", {"LSB_JOBID": "88"}, "echo '-'", observing.UNKNOWN_END),
     ],
 )
 def test_walltime_is_read_from_command_output(
@@ -106,7 +106,7 @@ def test_walltime_is_read_from_command_output(
 def test_walltime_query_gives_up_if_squeue_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observing, "_COMMAND_LIMIT_S", 0.2)
     monkeypatch.setenv("PATH", command(tmp_path / "bin", "squeue", "exec sleep 100")["PATH"])
-    assert observing.query_seconds_until_job_end({"SLURM_JOB_ID": "88"}) == observing.NO_END
+    assert observing.query_seconds_until_job_end({"SLURM_JOB_ID": "88"}) == observing.UNKNOWN_END
 
 
 def test_site_file_walltime_applies_without_another_source(manager: FakeManager) -> None:

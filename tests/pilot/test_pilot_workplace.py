@@ -21,10 +21,10 @@ from fake_manager import FakeManager, recipe
 
 from stoker.contexts import scratch
 from stoker.contexts.folders import ProgramFolder, program_folder
-from stoker.pilot.core.turns import FirstCome
+from stoker.pilot.core.turns import CallQueue
 from stoker.pilot.library.functions import CallCompatibility, Function, RunnableCall
-from stoker.pilot.library.process import EVERY_S, ClearedFolder
-from stoker.protocol.calls import CallOptions, CallSpec, LeftFiles
+from stoker.pilot.library.process import DAMAGE_CHECK_S, ClearableFolder
+from stoker.protocol.calls import CallOptions, CallSpec, LeftoverFiles
 from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob
 
@@ -148,7 +148,7 @@ def test_sockets_of_multiprocessing_work_in_calls_of_slots(served: FakeManager, 
     def listens() -> bool:
         from multiprocessing.connection import Listener
 
-        time.sleep(2 * EVERY_S)
+        time.sleep(2 * DAMAGE_CHECK_S)
         with Listener(family="AF_UNIX"):
             return True
 
@@ -184,7 +184,7 @@ def test_lost_files_are_named_if_the_folder_is_not_shared(served: FakeManager, t
     assert all(place.startswith(str(served.base / "scratch")) for place in where)
     assert os.listdir(tmp_path / "run") == []
     assert [served.ends()[call].left for call in calls] == [
-        LeftFiles("write", (name,), 1, str(tmp_path / "run")) for name in ("result.txt", "other.txt")
+        LeftoverFiles("write", (name,), 1, str(tmp_path / "run")) for name in ("result.txt", "other.txt")
     ]
     quiet, failed = served.run(os.getcwd, [()], options=options) + served.run(fails, [()], options=options)
     served.results([quiet, failed])
@@ -232,20 +232,24 @@ def test_two_programs_run_in_turn_if_threads_share_a_folder(tmp_path: Path) -> N
         return RunnableCall(spec, Run("f", [spec], options), function)  # type: ignore[arg-type]
 
     one, other = at(tmp_path / "one"), at(tmp_path / "other")
-    queue: FirstCome[RunnableCall] = FirstCome()
+    queue: CallQueue[RunnableCall] = CallQueue()
     for call, options in enumerate((one, one, other, unseen(tmp_path / "own"), unseen(tmp_path / "own"))):
         queue.add(call, work(call, options))  # type: ignore[arg-type]
     turns = CallCompatibility()
-    turns.is_one_folder = True
-    assert [taken.spec.call if (taken := turns.take(queue, slot)) else None for slot in range(3)] == [0, 1, None]
-    turns.end(0)
-    assert turns.take(queue, 0) is None
-    turns.end(1)
+    turns.has_shared_folder = True
+    assert [taken.spec.call if (taken := turns.take_next_call(queue, slot)) else None for slot in range(3)] == [
+        0,
+        1,
+        None,
+    ]
+    turns.record_call_end(0)
+    assert turns.take_next_call(queue, 0) is None
+    turns.record_call_end(1)
     for call in (2, 3, 4):  # all calls of this test use one private folder
-        taken = turns.take(queue, 0)
+        taken = turns.take_next_call(queue, 0)
         assert taken.spec.call == call
-        assert turns.take(queue, 1) is None
-        turns.end(0)
+        assert turns.take_next_call(queue, 1) is None
+        turns.record_call_end(0)
 
 
 def test_process_state_changed_by_a_call_is_restored_afterwards(served: FakeManager, tmp_path: Path) -> None:
@@ -267,11 +271,11 @@ def test_process_state_changed_by_a_call_is_restored_afterwards(served: FakeMana
 def test_temporary_folder_has_a_short_path_for_sockets(tmp_path: Path) -> None:
     place = tmp_path / ("deep" * 20) / "tmp"
     place.parent.mkdir(parents=True)
-    short = ClearedFolder(str(place)).short_path
+    short = ClearableFolder(str(place)).short_path
     assert len(short) < 40
     script = "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1] + '/' + 'x' * 60)"
     subprocess.run([sys.executable, "-c", script, short], check=True)
     assert os.listdir(place) == ["x" * 60]
     near = f"/tmp/{tmp_path.name[:20]}-{os.getpid()}"
-    assert ClearedFolder(near).short_path == near
+    assert ClearableFolder(near).short_path == near
     shutil.rmtree(near)

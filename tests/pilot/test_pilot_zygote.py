@@ -32,38 +32,38 @@ def test_orders_are_queued_until_the_zygote_finishes_its_imports(tmp_path: Path)
     said: list[FromZygote] = []
 
     def has_said(kind: type) -> bool:
-        zygote.push()
-        said.extend(zygote.receive() or [])
+        zygote.send_unsent()
+        said.extend(zygote.receive_messages() or [])
         return any(isinstance(message, kind) for message in said)
 
     try:
         for _ in range(COUNT):
-            zygote.kill(999)
-        assert zygote.unsent
+            zygote.kill_library(999)
+        assert zygote.has_unsent
         ours, theirs = socket.socketpair()
         folder = tmp_path / "lib-1"
         folder.mkdir()
         entry = "stoker.pilot.library.main:serve"
-        zygote.fork(Fork(1, entry, log=str(tmp_path / "lib.log"), folder=str(folder), environment={}), theirs)
+        zygote.fork_library(Fork(1, entry, log=str(tmp_path / "lib.log"), folder=str(folder), environment={}), theirs)
         assert theirs.fileno() >= 0, "it is kept until it is sent"
         gate.touch()
         until(lambda: has_said(Forked))
-        assert not zygote.unsent
+        assert not zygote.has_unsent
         assert theirs.fileno() < 0
         with ours:
-            ours.sendall(connection.pack_raw(b"no settings"))
+            ours.sendall(connection.pack_frame_body(b"no settings"))
         until(lambda: has_said(Exited))
     finally:
-        zygote.destroy()
+        zygote.kill_and_reap()
 
 
 def test_dead_zygote_receives_no_order_and_is_reported(tmp_path: Path) -> None:
     zygote = Zygote((), log=tmp_path / "log", scratch=tmp_path / "scratch", environ=os.environ)
-    zygote.stop()
-    until(lambda: zygote.receive() is None)
-    zygote.kill(1)
-    assert not zygote.unsent
-    zygote.destroy()
+    zygote.kill_zygote()
+    until(lambda: zygote.receive_messages() is None)
+    zygote.kill_library(1)
+    assert not zygote.has_unsent
+    zygote.kill_and_reap()
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def thread(name: str) -> Iterator[None]:
 
 def modules_of(threads: ImportedThreads, name: str) -> list[str]:
     """Return the modules of harmful threads with this name. Threads of earlier tests may start or end meanwhile."""
-    return [module for module, names in threads.harmful().items() if name in names.split(", ")]
+    return [module for module, names in threads.find_harmful_threads().items() if name in names.split(", ")]
 
 
 def test_thread_is_reported_with_the_module_that_started_it() -> None:

@@ -16,7 +16,7 @@ def by_deadline(jobs: Iterable[PoolJob]) -> list[PoolJob]:
 def allot(jobs: Sequence[PoolJob], pool: Pool, *, now: float) -> dict[int, int]:
     promised = {promise.job: promise for promise in pool.promised}
     line = by_deadline(jobs)
-    kept = {job.id: min(promised[job.id].kept, pool.idle) for job in line if job.id in promised}
+    kept = {job.id: min(promised[job.id].reserved_count, pool.idle) for job in line if job.id in promised}
     idle = max(0, pool.idle - sum(kept.values()))
     given: dict[int, int] = {}
     again = True
@@ -24,7 +24,7 @@ def allot(jobs: Sequence[PoolJob], pool: Pool, *, now: float) -> dict[int, int]:
         again = False
         for job in line:
             mine = kept.get(job.id, 0)
-            count = job.fewest(begins_at=now, most=idle + mine) if job.id not in given else 0
+            count = job.fewest_replicas(begins_at=now, most=idle + mine) if job.id not in given else 0
             if count:
                 given[job.id] = count
                 kept.pop(job.id, None)
@@ -60,7 +60,7 @@ def order(
     served = {promise.job for pool in pools.values() for promise in pool.promised}
     free = {}
     for model, pool in pools.items():
-        unkept = max(0, pool.idle - sum(promise.kept for promise in pool.promised))
+        unkept = max(0, pool.idle - sum(promise.reserved_count for promise in pool.promised))
         free[model] = _free_at(pool, now=now, idle=unkept)
     line = sorted(
         ((job, model) for model, waiting in jobs.items() for job in waiting if job.deadline_at),
@@ -75,7 +75,7 @@ def order(
             continue
         idle = sum(moment <= now for moment in at)
         warm_at = now + pool.cold_s
-        count = job.fewest(begins_at=warm_at, most=idle + cold)
+        count = job.fewest_replicas(begins_at=warm_at, most=idle + cold)
         if not count:
             continue
         beside = min(idle, count)
@@ -92,7 +92,7 @@ def order(
 
 def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
     soon = math.nextafter(now, math.inf)
-    promised = (each.free_at for each in pool.promised for _ in range(each.replicas + each.beside))
+    promised = (each.free_at for each in pool.promised for _ in range(each.replicas + each.reserved_idle))
     return sorted([now] * idle + [max(soon, at) for at in (*pool.busy, *promised)])
 
 

@@ -8,17 +8,17 @@ import msgspec
 from core.builders import Cluster, devices, recipe
 
 from stoker.contexts.recipe import NO_LIMITS, LibraryLimits
-from stoker.contexts.step_times import StepSample, times_of
+from stoker.contexts.step_times import StepSample, group_samples
 from stoker.manager.core.events import AdviceArrived, AskAdvice, ContextAdvice, CostAdvice
 from stoker.manager.core.nouns import Library
-from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.manager.policies.provisioning import ExternalPilots
 from stoker.manager.policies.slinfer import slinfer
 from stoker.protocol import to_pilot
 from stoker.protocol.calls import Features, Objective
 
 GB = 1_000_000_000
 SOON = Objective(ttft_s=1.0, tpot_s=0.25)
-STEPS = times_of(
+STEPS = group_samples(
     [StepSample(True, 2**power, 2**power / 2, 0.001 * 2**power) for power in range(12)]
     + [StepSample(False, rows, length, 0.05) for rows in (1, 64) for length in (8, 4096)]
 )
@@ -29,7 +29,7 @@ class SlinferLab(Cluster):
     """A cluster with models `a`, `b`, ... of 4 GB, each with a cache of 1 GB for 1,000 tokens."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(policies=lambda: slinfer(provisioning=TakeWhatComes(), **settings))
+        super().__init__(policies=lambda: slinfer(provisioning=ExternalPilots(), **settings))
 
     def models(self, *names: str, limits: LibraryLimits = NO_LIMITS) -> Any:
         for name in names:

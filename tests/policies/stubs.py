@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stoker.manager.core import seams
 from stoker.manager.core.nouns import Call, CallState, Context, Library, LibraryState
-from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
+from stoker.manager.policies import ExternalPilots, HottestFirst, LoadWhereWanted
 from stoker.protocol.ids import LibraryId
 
 
@@ -14,12 +14,12 @@ def policies(
     *,
     dispatch: HottestFirst | None = None,
     residency: LoadWhereWanted | None = None,
-    provisioning: TakeWhatComes | None = None,
+    provisioning: ExternalPilots | None = None,
 ) -> seams.Policies:
     return seams.Policies(
         dispatch=dispatch or HottestFirst(),
         residency=residency or LoadWhereWanted(),
-        provisioning=provisioning or TakeWhatComes(),
+        provisioning=provisioning or ExternalPilots(),
     )
 
 
@@ -69,7 +69,7 @@ class MoreMemory(LoadWhereWanted):
         return plan
 
     def _step(self, library: Library) -> list[seams.Action]:
-        if library.resizing or library.state is not LibraryState.READY:
+        if library.unanswered_resizes or library.state is not LibraryState.READY:
             return []
         if library.context.recipe.key != "big":
             return [seams.Resize(library.id, self.small)] if library.promised_bytes > self.small else []

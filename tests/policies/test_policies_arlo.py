@@ -14,7 +14,7 @@ from stoker.manager.core import story
 from stoker.manager.core.nouns import CallState, LibraryState
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.arlo.allocation import LatencyTable, NotEnoughDevicesError, RuntimeDemand, allocate
-from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.manager.policies.provisioning import ExternalPilots
 from stoker.protocol.calls import Objective
 
 SOON = Objective(latency_s=10.0)
@@ -28,7 +28,7 @@ class Family(Toy):
         self, *, load_s: float = 1.0, broken: dict[int, str] | None = None, declares: str = "1 GB",
         longest_declares: str = "", **settings: Any,
     ) -> None:  # fmt: skip
-        super().__init__(policies=lambda: arlo(provisioning=TakeWhatComes(), **settings))
+        super().__init__(policies=lambda: arlo(provisioning=ExternalPilots(), **settings))
         for tokens in LENGTHS:
             why = (broken or {}).get(tokens, "")
             size = longest_declares if longest_declares and tokens == LENGTHS[-1] else declares
@@ -225,7 +225,7 @@ def test_planner_is_idle_without_calls(family: Any) -> None:
 
 def demand(requests: float, *, request_s: float, objective_s: float = 0.15) -> RuntimeDemand:
     capacity = max(1, int(objective_s / request_s))
-    return RuntimeDemand(requests, capacity, LatencyTable.one_by_one(request_s, capacity=capacity))
+    return RuntimeDemand(requests, capacity, LatencyTable.with_batch_size_one(request_s, capacity=capacity))
 
 
 def cost_s(instances: Sequence[int], runtimes: Sequence[RuntimeDemand]) -> float:
@@ -241,7 +241,7 @@ def cost_s(instances: Sequence[int], runtimes: Sequence[RuntimeDemand]) -> float
 
 
 def every(devices: int, runtimes: Sequence[RuntimeDemand]) -> list[tuple[int, ...]]:
-    least = [runtime.least for runtime in runtimes]
+    least = [runtime.least_instances for runtime in runtimes]
     least[-1] = max(1, least[-1])
     counts = (range(each, devices + 1) for each in least)
     return [chosen for chosen in itertools.product(*counts) if sum(chosen) == devices]

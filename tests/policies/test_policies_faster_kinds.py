@@ -9,7 +9,7 @@ from core.test_core_maps import report
 from stoker.manager.core.events import ContextAdvice
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import Objective
-from stoker.protocol.ids import show_call
+from stoker.protocol.ids import format_call_id
 
 
 def two_kinds(cluster: Make, *, run_s: float = 10.0, speed: float = 0.25, ends_in_s: float = 0.0) -> Cluster:
@@ -29,7 +29,7 @@ def two_kinds(cluster: Make, *, run_s: float = 10.0, speed: float = 0.25, ends_i
 
 def test_call_goes_to_the_free_library_on_the_fastest_device(cluster: Make) -> None:
     c = two_kinds(cluster).call("a", "b").end("a", run_s=10.0).end("b", run_s=40.0)
-    assert next(c.context().index.hottest()).kind == "cpu", "it was used last"
+    assert next(c.context().index.free_libraries_hottest_first()).kind == "cpu", "it was used last"
     assert c.call("one").held("fast") == ["one"]
 
 
@@ -49,7 +49,7 @@ def test_last_call_of_a_map_waits_for_the_faster_kind(cluster: Make) -> None:
     c.wait(1.0).call("last")
     assert (c.held("fast"), c.held("slow"), c.waiting()) == (["first"], [], ["last"])
     why = "a library on a faster device should end the call sooner than the 1 free libraries (cpu)"
-    assert why in c.story(show_call(c.the_call("last").id))
+    assert why in c.story(format_call_id(c.the_call("last").id))
     c.wait(9.0).end("first", run_s=10.0)
     assert c.held("fast") == ["last"]
 

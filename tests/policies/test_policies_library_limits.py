@@ -17,7 +17,7 @@ from stoker.manager.policies import HottestFirst
 from stoker.manager.policies.keep_alive import IdleTimers
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.blocks import BlockPhase, Rule, Source
+from stoker.protocol.blocks import BlockPhase, ProvisioningRule, Source
 from stoker.protocol.calls import Failure, FailureKind
 
 
@@ -149,11 +149,11 @@ class ForTwoSeconds(HottestFirst):
         super().__init__()
         self.keep_alive = IdleTimers(2.0)
 
-    def dry(self, view: View, library: Library) -> Sequence[Action]:
-        return (*super().dry(view, library), *self.keep_alive.idle(view, library))
+    def out_of_calls(self, view: View, library: Library) -> Sequence[Action]:
+        return (*super().out_of_calls(view, library), *self.keep_alive.handle_idle_library(view, library))
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
-        return self.keep_alive.fired(view, key)
+        return self.keep_alive.handle_timer(view, key)
 
 
 @pytest.fixture(params=["by its context's limit", "by a policy"])
@@ -204,11 +204,11 @@ def test_zero_keep_alive_unloads_at_once_and_negative_is_refused(cluster: Make) 
     c = cluster(pilots=1).define(limited(keep_alive_s=0.0)).call("x", context="a").ready().end("x")
     assert states(c) == [LibraryState.STOPPING]
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a").ready().end("x")
-    [action] = IdleTimers(0.0).idle(c.core.state, c.library(context="a"))
+    [action] = IdleTimers(0.0).handle_idle_library(c.core.state, c.library(context="a"))
     assert action == Unload(c.library(context="a").id, "it was idle for 0 s")
     with pytest.raises(ValueError, match="keep_alive_s = -1"):
         IdleTimers(-1)
-    assert IdleTimers(1.0).fired(c.core.state, "somebody-else") == ()
+    assert IdleTimers(1.0).handle_timer(c.core.state, "somebody-else") == ()
 
 
 @pytest.mark.parametrize("keep_alive_s", [0.0, 5.0])
@@ -324,7 +324,9 @@ def test_calls_with_limits_are_refused_if_no_policy_honours_them(cluster: Make) 
 
 
 def source(**how: object) -> Source:
-    return Source("here", rule=Rule.DEMAND, most=4, first=0, least=0, idle_s=60.0, finish_within_s=1.0, **how)
+    return Source(
+        "here", rule=ProvisioningRule.DEMAND, most=4, first=0, least=0, idle_s=60.0, finish_within_s=1.0, **how
+    )
 
 
 def came(c: Cluster, block: str, pilot: str) -> Cluster:
@@ -345,7 +347,7 @@ def test_idle_pilot_is_released_unless_a_library_must_stay_loaded(cluster: Make)
         came(c, block, "p1").ready().end("x").wait(11)
         unloaded(c).forget().wait(200)
         released = [x for x in c.mail.get("factory", ()) if isinstance(x, to_client.CancelBlocks)]
-        assert bool(released) is goes or c.pilot().released is goes
+        assert bool(released) is goes or c.pilot().is_released is goes
 
 
 def test_releasing_blocks_together_keeps_the_minimum_of_libraries(cluster: Make) -> None:
@@ -356,7 +358,7 @@ def test_releasing_blocks_together_keeps_the_minimum_of_libraries(cluster: Make)
         came(c, block, f"p{number}")
     c.ready().end("1", "2", "3", "4").wait(200)
     assert sum(x.pilot.state is PilotState.HERE for x in c.context("a").libraries.values()) == 1
-    assert sum(p.released for p in c.core.state.pilots.values()) == 3
+    assert sum(p.is_released for p in c.core.state.pilots.values()) == 3
 
 
 def test_block_is_requested_if_present_pilots_cannot_run_the_call(cluster: Make) -> None:

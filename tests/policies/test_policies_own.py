@@ -13,13 +13,13 @@ from benchmarks.baselines.scattered import AnyFree
 from stoker.config import Site, load_site, parse_site
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
-from stoker.manager.live.restore import policies_modules
+from stoker.manager.live.restore import list_policy_modules
 from stoker.manager.live.session_policies import (
-    agreed,
-    find,
-    keep_policies,
-    policies_for,
-    policies_of,
+    copy_policies_into_session,
+    create_policies_for_sites,
+    create_policies_of_session,
+    find_policy,
+    policies_named_by_all_sites,
     read_chosen_policies,
 )
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
@@ -105,58 +105,59 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_policy_class_replaces_only_policies_whose_methods_it_has(mine: Path) -> None:
-    never = find("mine.py:Never", folder=mine)
+    never = find_policy("mine.py:Never", folder=mine)
     made = never.make()
     assert (never.name, never.about, made.awareness) == ("mine.py:Never", "Nothing is loaded.", None)
     assert (type(made.dispatch), type(made.residency).__name__) == (HottestFirst, "Never")
     assert type(made.provisioning) is KeepBlocks
     assert made.residency.provisioning is made.provisioning
-    first = find("mine.py:First", folder=mine).make()
+    first = find_policy("mine.py:First", folder=mine).make()
     assert (type(first.dispatch).__name__, type(first.residency)) == ("First", LoadWhereWanted)
-    both = find("mine.py:Both", folder=mine).make()
+    both = find_policy("mine.py:Both", folder=mine).make()
     assert both.dispatch is both.residency
-    blocks = find("mine.py:Blocks", folder=mine).make()
+    blocks = find_policy("mine.py:Blocks", folder=mine).make()
     assert type(blocks.provisioning).__name__ == "Blocks"
     assert blocks.residency.provisioning is blocks.provisioning
 
 
 def test_policy_may_be_made_by_a_function(mine: Path) -> None:
-    made = find("mine.py:patient", folder=mine).make()
+    made = find_policy("mine.py:patient", folder=mine).make()
     assert made.residency.patience_s == 99.0
-    assert find("mine.py:patient", folder=mine).make().residency is not made.residency
-    assert type(find("mine.py:everything", folder=mine).make().residency) is LoadWhereWanted
+    assert find_policy("mine.py:patient", folder=mine).make().residency is not made.residency
+    assert type(find_policy("mine.py:everything", folder=mine).make().residency) is LoadWhereWanted
 
 
 def test_additional_names_in_a_policy_class_are_accepted(mine: Path) -> None:
-    assert type(find("mine.py:Helped", folder=mine).make().dispatch).__name__ == "Helped"
+    assert type(find_policy("mine.py:Helped", folder=mine).make().dispatch).__name__ == "Helped"
 
 
 @pytest.mark.parametrize(
     ("seam", "own", "why"),
     [
         ("residency", "First", r"lacks wanted, measured; it implements dispatch: .*\(\[policy\] dispatch = …\)"),
-        ("dispatch", "Never", r"lacks place, pull, dry, window; it implements residency: "),
+        ("dispatch", "Never", r"lacks place, pull, out_of_calls, window; it implements residency: "),
         ("residency", "Blocks", r"lacks wanted, measured; it implements provisioning: .*\(\[policy\] name = …\)"),
     ],
 )
 def test_policy_without_the_methods_of_its_role_is_refused(mine: Path, seam: str, own: str, why: str) -> None:
     with pytest.raises(ConfigError, match=rf"mine\.py:{own}: it is the {seam} policy, but {why}"):
-        policies_for([site(**{seam: f"{mine}/mine.py:{own}"})])
-    policies_for([site(**{seam: f"{mine}/mine.py:Both"})])
-    policies_for([site(**{"name": f"{mine}/mine.py:{own}", seam: "exclusive"})])
+        create_policies_for_sites([site(**{seam: f"{mine}/mine.py:{own}"})])
+    create_policies_for_sites([site(**{seam: f"{mine}/mine.py:Both"})])
+    create_policies_for_sites([site(**{"name": f"{mine}/mine.py:{own}", seam: "exclusive"})])
 
 
 def test_policy_module_is_imported(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(find("benchmarks.baselines.scattered:AnyFree").make().dispatch) is AnyFree
+    assert type(find_policy("benchmarks.baselines.scattered:AnyFree").make().dispatch) is AnyFree
     monkeypatch.syspath_prepend(str(mine))
-    assert type(find("mine:First").make().dispatch).__module__ == "mine"
+    assert type(find_policy("mine:First").make().dispatch).__module__ == "mine"
 
 
 FAULTS = {
     "mine.py:Nevr": r"the module has no class or function Nevr; it has .*Nobody, .*Helped, .*patient, everything$",
     "mine.py:value": r"the module has no class or function value",
-    "mine.py:Half": r"it implements the residency seam, but lacks measured, idle, honours, period_s, round, rests, "
-    r"timer, advised, failure_judged, pace_told; derive it from stoker\.manager\.policies\.LoadWhereWanted",
+    "mine.py:Half": r"it implements the residency seam, but lacks measured, idle, honours, period_s, round, "
+    r"may_skip_rounds, timer, advised, failure_judged, pace_advised;"
+    r" derive it from stoker\.manager\.policies\.LoadWhereWanted",
     "mine.py:Broken": r"the policy object cannot be created: ValueError: no way",
     "mine.py:Nobody": r"it has no method of a seam; a policy has at least one of place \(dispatch\), wanted"
     r" \(residency\), "
@@ -174,7 +175,7 @@ FAULTS = {
 def test_invalid_policy_is_refused_with_the_reason(mine: Path, name: str) -> None:
     (mine / "bad.py").write_text("class Never\n")
     with pytest.raises(ConfigError, match=rf"policy {name}: .*{FAULTS[name]}"):
-        find(name, folder=mine)
+        find_policy(name, folder=mine)
 
 
 # ---- in site files
@@ -212,13 +213,13 @@ def site(called: str = "one", /, **policy: str) -> Site:
 
 def test_sites_of_a_session_name_the_same_policy_or_none(mine: Path) -> None:
     one, two = site("one", name="prompt-tuner"), site("two", name="exclusive")
-    assert agreed([site("three"), one, site("four", name="prompt-tuner")]).name == "prompt-tuner"
-    assert agreed([site("one"), site("two")]).name == "default"
+    assert policies_named_by_all_sites([site("three"), one, site("four", name="prompt-tuner")]).name == "prompt-tuner"
+    assert policies_named_by_all_sites([site("one"), site("two")]).name == "default"
     with pytest.raises(ConfigError, match="sites one and two name different policies; a session has one"):
-        agreed([one, two])
+        policies_named_by_all_sites([one, two])
     with pytest.raises(ConfigError, match=r"policy mine\.py:Never: .*/elsewhere/mine\.py: no such file"):
-        policies_for([site(name="mine.py:Never")])
-    policies_for([site(name=f"{mine}/mine.py:Never")])
+        create_policies_for_sites([site(name="mine.py:Never")])
+    create_policies_for_sites([site(name=f"{mine}/mine.py:Never")])
 
 
 # ---- in a session's folder
@@ -226,13 +227,13 @@ def test_sites_of_a_session_name_the_same_policy_or_none(mine: Path) -> None:
 
 def test_session_keeps_its_policy_when_the_file_is_deleted(mine: Path, tmp_path: Path) -> None:
     folder = SessionFolder(tmp_path / "session")
-    folder.make()
-    keep_policies(folder, [site(name="exclusive", dispatch=f"{mine}/mine.py:First")])
+    folder.create_folders()
+    copy_policies_into_session(folder, [site(name="exclusive", dispatch=f"{mine}/mine.py:First")])
     (mine / "mine.py").unlink()
-    made = policies_of(folder)
+    made = create_policies_of_session(folder)
     assert (type(made.dispatch).__name__, type(made.residency)) == ("First", WholeDevice)
     assert made.residency.provisioning is made.provisioning
-    assert policies_of(folder).dispatch is not made.dispatch
+    assert create_policies_of_session(folder).dispatch is not made.dispatch
 
 
 def test_policy_files_of_the_same_name_stay_separate(mine: Path, tmp_path: Path) -> None:
@@ -240,9 +241,9 @@ def test_policy_files_of_the_same_name_stay_separate(mine: Path, tmp_path: Path)
     other.mkdir()
     (other / "mine.py").write_text(re.sub(r"\bFirst\b", "Second", MINE))
     folder = SessionFolder(tmp_path / "session")
-    folder.make()
-    keep_policies(folder, [site(dispatch=f"{other}/mine.py:Second", residency=f"{mine}/mine.py:Never")])
-    made = policies_of(folder)
+    folder.create_folders()
+    copy_policies_into_session(folder, [site(dispatch=f"{other}/mine.py:Second", residency=f"{mine}/mine.py:Never")])
+    made = create_policies_of_session(folder)
     assert (type(made.dispatch).__name__, type(made.residency).__name__) == ("Second", "Never")
 
 
@@ -267,25 +268,25 @@ def lab(tmp_path: Path) -> Iterator[Path]:
 
 def test_policy_in_a_package_imports_its_neighbours(lab: Path) -> None:
     before = list(sys.path)
-    dispatch = find("lab/policies/fair.py:Few", folder=lab).make().dispatch
+    dispatch = find_policy("lab/policies/fair.py:Few", folder=lab).make().dispatch
     assert (dispatch.slots, type(dispatch).__module__) == (3, "lab.policies.fair")
     assert sys.path == before
 
 
 def test_session_keeps_the_package_of_a_policy(lab: Path, tmp_path: Path) -> None:
     folder = SessionFolder(tmp_path / "session")
-    folder.make()
-    keep_policies(folder, [site(dispatch=f"{lab}/lab/policies/fair.py:Few")])
+    folder.create_folders()
+    copy_policies_into_session(folder, [site(dispatch=f"{lab}/lab/policies/fair.py:Few")])
     shutil.rmtree(lab)
-    made = policies_of(folder).dispatch
+    made = create_policies_of_session(folder).dispatch
     assert made.slots == 3
     assert str(sys.modules["lab.limits"].__file__).startswith(str(tmp_path / "session" / "packages"))
     assert (folder.path / policy_file(read_chosen_policies(folder).dispatch)).is_file()
 
 
 def test_snapshot_includes_the_modules_of_the_policy_package(lab: Path) -> None:
-    made = find("lab/policies/fair.py:Few", folder=lab).make()
-    assert {"lab.policies.fair", "lab.limits"} <= policies_modules(made)
+    made = find_policy("lab/policies/fair.py:Few", folder=lab).make()
+    assert {"lab.policies.fair", "lab.limits"} <= list_policy_modules(made)
 
 
 def test_packages_with_one_name_in_two_folders_stay_separate(lab: Path, tmp_path: Path) -> None:
@@ -293,31 +294,31 @@ def test_packages_with_one_name_in_two_folders_stay_separate(lab: Path, tmp_path
     shutil.copytree(lab, other)
     (other / "lab" / "limits.py").write_text("SLOTS = 7\n")
     places = (lab, other, lab)
-    found = [find("lab/policies/fair.py:Few", folder=place).make().dispatch for place in places]
+    found = [find_policy("lab/policies/fair.py:Few", folder=place).make().dispatch for place in places]
     assert [each.slots for each in found] == [3, 7, 3]
 
 
 def test_settings_are_keyword_arguments_of_the_policy(mine: Path) -> None:
-    made = find("mine.py:Never", folder=mine).make(patience_s=7.0)
+    made = find_policy("mine.py:Never", folder=mine).make(patience_s=7.0)
     assert made.residency.patience_s == 7.0
     with pytest.raises(ConfigError, match=r"First: the policy object cannot be created: TypeError: .*patience"):
-        find("mine.py:First", folder=mine).make(patience_s=7.0)
+        find_policy("mine.py:First", folder=mine).make(patience_s=7.0)
 
 
 def test_policy_class_sets_the_awareness_level_of_contexts(mine: Path) -> None:
     (mine / "less.py").write_text(MINE + "\nclass Less(First):\n    awareness = 'disk'\n")
-    assert find("less.py:Less", folder=mine).make().awareness is Awareness.DISK
+    assert find_policy("less.py:Less", folder=mine).make().awareness is Awareness.DISK
     (mine / "wrong.py").write_text(MINE + "\nclass Less(First):\n    awareness = 'half'\n")
     with pytest.raises(ConfigError, match="awareness = 'half' is not a level; the levels are 'none', 'disk', 'full'"):
-        find("wrong.py:Less", folder=mine)
+        find_policy("wrong.py:Less", folder=mine)
 
 
 def test_default_session_has_the_default_policy_and_no_file(tmp_path: Path) -> None:
     folder = SessionFolder(tmp_path)
-    folder.make()
-    keep_policies(folder, [Site.default()])
+    folder.create_folders()
+    copy_policies_into_session(folder, [Site.default()])
     assert not (tmp_path / "policies.json").exists()
-    assert type(policies_of(folder).residency) is LoadWhereWanted
+    assert type(create_policies_of_session(folder).residency) is LoadWhereWanted
 
 
 def test_session_also_keeps_modules_that_the_policy_imports(
@@ -325,15 +326,15 @@ def test_session_also_keeps_modules_that_the_policy_imports(
 ) -> None:
     (mine / "their_policies.py").write_text(MINE)
     folder = SessionFolder(tmp_path / "session")
-    folder.make()
+    folder.create_folders()
     monkeypatch.setattr(sys, "path", list(sys.path))
-    keep_policies(folder, [site(name="their_policies:Never")], search_path=str(mine))
-    assert type(policies_of(folder).residency).__module__ == "their_policies"
+    copy_policies_into_session(folder, [site(name="their_policies:Never")], search_path=str(mine))
+    assert type(create_policies_of_session(folder).residency).__module__ == "their_policies"
 
 
 def test_no_awareness_policy_warns_which_contexts_it_is_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = SessionFolder(tmp_path)
-    folder.make()
-    keep_policies(folder, [site(name=f"{ROOT}/{BASELINES['no-awareness']}")])
+    folder.create_folders()
+    copy_policies_into_session(folder, [site(name=f"{ROOT}/{BASELINES['no-awareness']}")])
     assert "policy forgetful.py:no_awareness is for contexts of awareness none; " in caplog.text
     assert 'write @context(awareness="none")' in caplog.text

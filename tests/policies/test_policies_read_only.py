@@ -17,7 +17,7 @@ from stoker.manager.core.call_queue import Queue
 from stoker.manager.core.nouns import Context, Library
 from stoker.manager.core.seams import Action, Policies, View
 from stoker.manager.live import snapshot
-from stoker.manager.live.session_policies import COMMON, SEAMS
+from stoker.manager.live.session_policies import COMMON_MEMBERS, SEAM_MEMBERS
 from stoker.manager.policies import SHIPPED, HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
@@ -35,7 +35,7 @@ class ReadOnly:
         self.questions: set[str] = set()
 
     def policies(self, given: Policies) -> Policies:
-        watched = {seam: _Watched(getattr(given, seam), seam, self) for seam in SEAMS}
+        watched = {seam: _Watched(getattr(given, seam), seam, self) for seam in SEAM_MEMBERS}
         return msgspec.structs.replace(given, **watched)
 
     def ask(self, question: str, answer: Callable[..., Any], view: View, *rest: Any) -> Any:
@@ -63,17 +63,17 @@ class _Watched:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._policy, name)
-        if not callable(found) or name not in (*SEAMS[self._seam], *COMMON):
+        if not callable(found) or name not in (*SEAM_MEMBERS[self._seam], *COMMON_MEMBERS):
             return found
         return lambda view, *rest: self._guard.ask(f"{self._seam}.{name}", found, view, *rest)
 
 
-class _Pickler(snapshot._Pickler):
+class _Pickler(snapshot._GraphPickler):
     """Pickle only the waiting calls of a queue: reading a queue removes other calls without changing its state."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Queue):
-            return snapshot.deque, ([obj.count, [call.id for call in obj], list(obj.apart)],)
+            return snapshot.deque, ([obj.count, [call.id for call in obj], list(obj.set_aside_calls)],)
         return super().reducer_override(obj)
 
 
@@ -85,12 +85,12 @@ def _content(view: state.State) -> bytes:
     while written < len(pickler.nouns):
         some = pickler.nouns[written:]
         written += len(some)
-        pickler.dump([pickler.state_of(each) for each in some])
+        pickler.dump([pickler.field_values(each) for each in some])
     return file.getvalue()
 
 
-ASKED = {"dispatch.place", "dispatch.pull", "dispatch.dry", "dispatch.window", "residency.wanted", "residency.measured",
-         "provisioning.demand"}  # fmt: skip
+ASKED = {"dispatch.place", "dispatch.pull", "dispatch.out_of_calls", "dispatch.window", "residency.wanted",
+         "residency.measured", "provisioning.demand"}  # fmt: skip
 
 
 @pytest.fixture
@@ -113,7 +113,8 @@ def test_policies_do_not_modify_their_view_of_the_state(guard: ReadOnly, name: s
     plain = [Arrival(2.0 * n, "llm", items=2) for n in range(4)]
     jobs = [Arrival(10.0 * n, "llm", items=20, deadline_s=60.0, gang=(1, 4)) for n in range(2)]
     run(guard, policy(name).make(), sorted([*plain, *jobs], key=lambda each: each.at_s))
-    assert ASKED - guard.questions <= {"dispatch.dry", "dispatch.place"}  # some policies make decisions only in rounds
+    only_without_rounds = {"dispatch.out_of_calls", "dispatch.place"}
+    assert ASKED - guard.questions <= only_without_rounds
 
 
 class Counts(HottestFirst):
@@ -124,7 +125,7 @@ class Counts(HottestFirst):
 
 class Marks(LoadWhereWanted):
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        context.failed_on["p1"] = 3
+        context.failed_loads_by_pilot["p1"] = 3
         return super().wanted(view, context)
 
 

@@ -13,13 +13,13 @@ from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Policies
 from stoker.manager.policies import SHIPPED, default_policies
 from stoker.manager.policies.prompt_tuner import prompt_tuner
-from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.policies.reactions import LIMIT
+from stoker.manager.policies.provisioning import ExternalPilots
+from stoker.manager.policies.reactions import SLOWDOWN_LIMIT
 from stoker.manager.policies.slinfer import slinfer
-from stoker.manager.policies.where_to_load import GIVE_UP_ON_PILOT
+from stoker.manager.policies.where_to_load import MOST_FAILED_LOADS_PER_PILOT
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
-from stoker.protocol.blocks import BlockPhase, Rule, Source
+from stoker.protocol.blocks import BlockPhase, ProvisioningRule, Source
 from stoker.protocol.calls import CallProgress, FailureKind, Features, Objective
 from stoker.protocol.show_status import render
 
@@ -170,7 +170,7 @@ def test_pilot_with_two_failed_loads_is_avoided(cluster: Make, name: str) -> Non
     # the context is loaded on p1, so failed loads on other pilots do not fail its calls
     c.call("x", context="a").ready().end("x").join("p2")
     c.call("gang", context="a", gang=(2, 2), due_in_s=10_000.0)
-    for _ in range(GIVE_UP_ON_PILOT):
+    for _ in range(MOST_FAILED_LOADS_PER_PILOT):
         c.wait(0.5).fail_load(c.library("p2", "a"))
     c.join("p3").wait(0.5)
     assert c.lives_on("a") == ["p1", "p3"]
@@ -192,7 +192,7 @@ def test_failed_load_is_retried_on_one_other_pilot_at_a_time(cluster: Make, name
 def test_failed_load_is_retried_on_the_only_pilot(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a").ready().end("x").join("p2")
     c.call("gang", context="a", gang=(2, 2))
-    for _ in range(GIVE_UP_ON_PILOT):
+    for _ in range(MOST_FAILED_LOADS_PER_PILOT):
         c.fail_load(c.library("p2", "a"))
     assert c.lives_on("a") == ["p1"]
     c.lose("p1").wait(5)
@@ -245,7 +245,7 @@ def test_multi_device_context_is_not_split_between_gpus_and_cpus(cluster: Make) 
 
 @pytest.mark.parametrize(("kinds", "where"), [((), "cpu:0"), (("NVIDIA",), "cuda:0")])
 def test_slinfer_uses_spare_cores_by_default(kinds: tuple[str, ...], where: str) -> None:
-    c = Cluster(policies=lambda: slinfer(provisioning=TakeWhatComes())).join("p1", of=mixed())
+    c = Cluster(policies=lambda: slinfer(provisioning=ExternalPilots())).join("p1", of=mixed())
     c.define(recipe("a", slots=64, device_memory_bytes=5 * GB, token_bytes=10**6, cache_tokens=1000, kinds=kinds))
     c.call("1", context="a", features=Features(1, 100, 100, 0.0), objective=Objective(ttft_s=1.0, tpot_s=0.25))
     c.advise("a", {kind: ContextAdvice() for kind in ("cpu", "NVIDIA A10")})
@@ -253,7 +253,7 @@ def test_slinfer_uses_spare_cores_by_default(kinds: tuple[str, ...], where: str)
 
 
 def test_number_of_requested_blocks_depends_on_gpus_alone(cluster: Make) -> None:
-    c = cluster().sources(Source("lab", Rule.DEMAND, first=0, most=10, finish_within_s=60.0))
+    c = cluster().sources(Source("lab", ProvisioningRule.DEMAND, first=0, most=10, finish_within_s=60.0))
     c.define(recipe("a", device_memory_bytes=20 * GB)).call("w", context="a")
     assert c.asked() == ["b1"]
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=mixed(1, 7)).ready().end("w", run_s=6.0)
@@ -311,7 +311,7 @@ def ordered(c: Cluster, pilot: str) -> list[str]:
 
 
 def test_call_that_slows_its_neighbour_moves_to_a_free_device(packed: Cluster) -> None:
-    c = slows(packed, "1", LIMIT + 0.01)
+    c = slows(packed, "1", SLOWDOWN_LIMIT + 0.01)
     old = c.library("p1", "b")
     assert ordered(c, "p2") == ["StartLibrary"]
     assert ordered(c, "p1") == ["EvictCall", "StopLibrary"]
@@ -328,7 +328,7 @@ def test_call_that_slows_its_neighbour_moves_to_a_free_device(packed: Cluster) -
 
 @pytest.mark.parametrize(
     ("slow", "share", "best_ago_s"),
-    [("2", 0.9, 50.0), ("1", LIMIT, 50.0), ("1", 0.9, 5.0)],
+    [("2", 0.9, 50.0), ("1", SLOWDOWN_LIMIT, 50.0), ("1", 0.9, 5.0)],
     ids=["the newcomer is slow", "a small slowdown", "it ran during the best pace"],
 )
 def test_call_is_not_evicted_unless_it_causes_a_large_slowdown(

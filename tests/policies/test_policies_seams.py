@@ -130,7 +130,7 @@ def test_refused_call_runs_elsewhere_and_its_history_says_why(toy: Make) -> None
     first.refuses = "its memory is taken by somebody else"
     t.call("c", context="a").run()
     assert [call for _, call, _, _ in second.began].count(t.ids["c"]) == 1
-    story = " ".join(text for _, text in t.core.state.failed[t.ids["c"]].notes or ())
+    story = " ".join(text for _, text in t.core.state.failed_calls[t.ids["c"]].notes or ())
     assert "refused by lib-1 on p1: its memory is taken by somebody else" in story
 
 

@@ -15,12 +15,12 @@ from sim.worlds import calls, model, source, world
 from benchmarks.baselines.loading import ROOT, policy
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
-from stoker.manager.live.session_policies import find
-from stoker.manager.policies import SHIPPED, named
+from stoker.manager.live.session_policies import find_policy
+from stoker.manager.policies import SHIPPED, find_shipped_policy
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import Happened
+from stoker.manager.sim.log import LoggedEvent
 from stoker.manager.sim.run import RunOutcome, Simulation
-from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World, limited
+from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World, limit_awareness
 from stoker.site import BASELINES, POLICY_NAMES, Duration, Policy, Size
 
 GB = 1_000_000_000
@@ -29,7 +29,7 @@ EVERY = (*SHIPPED, *BASELINES)
 
 def simulate(name: str, small: World, arrivals: list[Arrival]) -> tuple[Simulation, RunOutcome]:
     policies = policy(name).make()
-    run = Simulation(limited(small, policies.awareness), arrivals, policies)
+    run = Simulation(limit_awareness(small, policies.awareness), arrivals, policies)
     return run, run.run()
 
 
@@ -51,8 +51,8 @@ def test_error_for_a_baseline_name_gives_the_path_of_its_file(name: str) -> None
     with pytest.raises(
         ConfigError, match=rf"'{name}' is a baseline of a paper and .* give the path of its file: \"{where}\"$"
     ):
-        named(name)
-    assert find(where, folder=ROOT).about.endswith(".")
+        find_shipped_policy(name)
+    assert find_policy(where, folder=ROOT).about.endswith(".")
     with pytest.raises(ValueError, match=rf"name = '{name}' is a baseline of a paper"):
         Policy(name=name)
 
@@ -61,7 +61,9 @@ def test_error_for_a_baseline_name_gives_the_path_of_its_file(name: str) -> None
 def test_policies_end_every_call_once_while_devices_change(name: str) -> None:
     pool = source([(0.0, 3), (35.0, 1), (60.0, 4)])
     run, outcome = simulate(name, world(pool, model(item_cv=0.5)), calls(60, every_s=0.7))
-    ended = Counter(call for call, what in zip(run.log.call, run.log.what, strict=True) if what == Happened.CALL_ENDED)
+    ended = Counter(
+        call for call, what in zip(run.log.call, run.log.what, strict=True) if what == LoggedEvent.CALL_ENDED
+    )
     assert (outcome.complete, outcome.calls, outcome.failed) == (True, 60, {})
     assert set(ended.values()) == {1}
 
@@ -105,8 +107,8 @@ def test_lower_awareness_reloads_more_parts_of_a_context() -> None:
 
 def test_awareness_of_a_context_is_never_increased() -> None:
     forgetful = world(source(1), model(awareness=Awareness.NONE))
-    assert limited(forgetful, Awareness.DISK) == forgetful
-    assert limited(forgetful, None) is forgetful
+    assert limit_awareness(forgetful, Awareness.DISK) == forgetful
+    assert limit_awareness(forgetful, None) is forgetful
 
 
 def test_retiring_libraries_get_successors_if_there_is_room() -> None:
@@ -152,7 +154,7 @@ def test_random_policy_sends_calls_to_random_libraries() -> None:
 
     def used(name: str) -> list[int]:
         run, _ = simulate(name, world(source(8, init_blocks=8), model(load_s=1.0)), few_at_a_time)
-        began = (p for p, what in zip(run.log.pilot, run.log.what, strict=True) if what == Happened.CALL_BEGAN)
+        began = (p for p, what in zip(run.log.pilot, run.log.what, strict=True) if what == LoggedEvent.CALL_BEGAN)
         return sorted(Counter(began).values(), reverse=True)
 
     hottest, random = used("default"), used("random")

@@ -60,7 +60,7 @@ def test_idle_library_ends_if_it_cannot_or_should_not_sleep(lacks: str) -> None:
     serve(c, "a")
     library = of(c, "a")
     if lacks == "sleep":
-        library.sleeps = False
+        library.can_sleep = False
     elif lacks == "time":
         library.context.wake_s = 20.0  # a load takes 10 s
     elif lacks == "an order":

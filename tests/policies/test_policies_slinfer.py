@@ -9,8 +9,8 @@ from policies.slinfer_lab import GB, SOON, STEPS, SlinferLab
 
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.recipe import LibraryLimits
-from stoker.manager.core.libraries import LOAD_TRIES
-from stoker.manager.core.report import session_status
+from stoker.manager.core.libraries import MAX_FAILED_LOADS
+from stoker.manager.core.report import build_session_status
 from stoker.manager.core.seams import PolicyError, Send
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
@@ -133,7 +133,7 @@ def test_smaller_neighbour_is_preempted_once_the_pilot_accepts() -> None:
     assert lab.hears("cpu", to_pilot.StopLibrary).reason == "a grows on the same device"
     assert grower.promised_bytes == order.reserve_bytes
     lab.report("cpu", say.LibraryResized(grower.id, order.reserve_bytes, ordered_bytes=order.reserve_bytes))
-    assert not grower.resizing
+    assert not grower.unanswered_resizes
     assert not lab.refused
 
 
@@ -160,7 +160,7 @@ def test_cancelled_or_refused_call_preempts_no_instance(cancelled: bool) -> None
         assert lab.offered("cpu")[0] == "3"
         lab.refuse("cpu", "3")
         assert not lab.mail.get("cpu")
-        assert grower.resizing == []
+        assert grower.unanswered_resizes == []
     assert lab.held("cpu", "b") == ["b0"]
     assert grower.promised_bytes == promised
 
@@ -275,7 +275,7 @@ def test_call_waits_for_a_loading_instance_despite_refusals() -> None:
 def short(lab: Lab, pilot: str, *, peak: int, waiting: int = 0) -> Lab:
     library = lab.library(pilot, "a")
     load = EngineLoad(running=1, waiting=waiting, steps=int(lab.now), cache_tokens=1000, peak_tokens=peak)
-    return lab.wait(0.01).report(pilot, say.LibraryBatch(library.id, load)).wait(0.2)
+    return lab.wait(0.01).report(pilot, say.LibraryEngineReport(library.id, load)).wait(0.2)
 
 
 def test_instance_grows_when_its_requests_outgrow_their_estimates(lab: Lab) -> None:
@@ -366,7 +366,7 @@ def test_model_that_fails_to_load_is_tried_again_only_for_calls() -> None:
             lab.fail_load(library)
         lab.wait(60)
     assert "FileNotFoundError" in lab.ended["x"].failure.message
-    assert loads == LOAD_TRIES
+    assert loads == MAX_FAILED_LOADS
     lab.ask("y", objective=Objective()).ready()
     assert lab.context("a").last_failure is None
 
@@ -413,7 +413,7 @@ def test_refusals_of_a_dropped_call_are_counted_by_reason() -> None:
         while lab.mail.get("cpu"):
             lab.refuse("cpu", lab.offered("cpu")[0])
     counts = {"decode-round": 3, "memory": 1}
-    found = {status.name: status.refused_offers for status in session_status(lab.core.state).contexts}
+    found = {status.name: status.refused_offers for status in build_session_status(lab.core.state).contexts}
     assert found["a"] == counts
     assert "offers that pilots refused: 3 decode-round, 1 memory" in lab.story("a")
     for end in lab.ended.values():

@@ -15,14 +15,14 @@ from policies import plain_pools
 
 from stoker.manager.policies.prompt_tuner import scheduling
 from stoker.manager.policies.prompt_tuner.scheduling import (
-    FRONT,
+    BEFORE_ALL_JOBS,
     HOPEFUL,
-    Fate,
+    DevicePlanner,
     JobQueue,
+    PlannedJob,
     Pool,
     PoolJob,
     Promise,
-    Walk,
 )
 
 
@@ -32,10 +32,10 @@ class Devices:
     def __init__(self, count: int) -> None:
         self.left = count
 
-    def count(self, model: str, *, most: int) -> int:
+    def count_loadable(self, model: str, *, most: int) -> int:
         return min(self.left, most)
 
-    def take(self, model: str, count: int, *, job: int) -> None:
+    def reserve_devices(self, model: str, count: int, *, job: int) -> None:
         assert 0 < count <= self.left
         self.left -= count
 
@@ -53,14 +53,14 @@ def quick_allot(jobs: Sequence[PoolJob], pool: Pool, *, now: float) -> dict[int,
 def walk(
     jobs: Mapping[str, Sequence[PoolJob]], pools: Mapping[str, Pool], *, cold: int, now: float, delay: bool = True,
     looks: int = 10**6,
-) -> list[Fate]:  # fmt: skip
+) -> list[PlannedJob]:  # fmt: skip
     lines = {model: line_of(waiting) for model, waiting in jobs.items()}
     for line in lines.values():
-        line.advance(now)
-    walk, devices, fates = Walk(delay=delay), Devices(cold), list[Fate]()
-    walk.begin(pools, now=now)
-    while walk.under_way:
-        fates += walk.go_on(lines, devices, looks=looks)
+        line.update_needs(now)
+    walk, devices, fates = DevicePlanner(delay=delay), Devices(cold), list[PlannedJob]()
+    walk.start_round(pools, now=now)
+    while walk.is_unfinished:
+        fates += walk.plan_next_jobs(lines, devices, most_jobs=looks)
     return fates
 
 
@@ -128,7 +128,7 @@ def test_job_waits_for_busy_devices_in_time_or_orders_cold_devices(order: Order)
 def test_load_time_counts_and_idle_devices_are_used_first(order: Order) -> None:
     pools = {"a": Pool(idle=1, cold_s=20.0)}
     [ordered] = order({"a": [job(1, 70.0, 100.0)]}, pools, cold=8, now=0.0)["a"].values()
-    assert (ordered.replicas, ordered.beside) == (2, 1)
+    assert (ordered.replicas, ordered.reserved_idle) == (2, 1)
     assert ordered.free_at == pytest.approx(20.0 + 100.0 / 3 + 2.0)
     assert order({"a": [job(1, 15.0, 100.0)]}, pools, cold=8, now=0.0) == {}
 
@@ -142,10 +142,10 @@ def test_cold_pool_is_shared_by_all_models(order: Order) -> None:
 
 def test_loading_replicas_are_not_ordered_again_and_keep_their_job(allot: Allot, order: Order) -> None:
     waiting = job(1, 70.0, 100.0)
-    coming = Pool(idle=1, promised=(Promise(1, 2, beside=1),), cold_s=20.0)
+    coming = Pool(idle=1, promised=(Promise(1, 2, reserved_idle=1),), cold_s=20.0)
     assert order({"a": [waiting]}, {"a": coming}, cold=8, now=1.0) == {}
     assert allot([waiting, job(2, 400.0, 100.0)], coming, now=1.0) == {}
-    come = Pool(idle=3, promised=(Promise(1, 2, beside=1, here=2),), cold_s=20.0)
+    come = Pool(idle=3, promised=(Promise(1, 2, reserved_idle=1, loaded=2),), cold_s=20.0)
     assert allot([waiting, job(2, 400.0, 100.0)], come, now=20.0) == {1: 3}
 
 
@@ -159,7 +159,7 @@ def test_jobs_do_not_wait_for_devices_of_a_measuring_job(order: Order, allot: Al
 
 
 def test_surplus_replicas_of_a_promised_job_go_to_skipped_jobs(allot: Allot) -> None:
-    pool = Pool(idle=3, promised=(Promise(2, 1, beside=2, here=0),))
+    pool = Pool(idle=3, promised=(Promise(2, 1, reserved_idle=2, loaded=0),))
     assert allot([job(1, 60.0, 100.0), job(2, 150.0, 100.0)], pool, now=0.0) == {2: 1, 1: 2}
 
 
@@ -185,7 +185,7 @@ def test_scheduling_pass_returns_the_expected_end_of_each_job() -> None:
     waiting = [job(1, 200.0, 100.0), job(2, 130.0, 100.0), job(3, 20.0, 100.0), PoolJob(4, 0.0, (50.0,))]
     pool = Pool(idle=0, busy=(40.0,), cold_s=20.0)
     found = {fate.job.id: fate for fate in walk({"a": waiting}, {"a": pool}, cold=1, now=0.0)}
-    assert [(id, fate.ends_at, fate.helped) for id, fate in found.items()] == [
+    assert [(id, fate.ends_at, fate.has_devices_in_time) for id, fate in found.items()] == [
         (2, 120.0, True),  # a cold replica is ordered, because waiting would make this job late
         (1, 140.0, True),  # this job waits for the busy replica
         (3, 220.0, False),  # this job is late: it runs after the first two jobs on the first free replicas
@@ -218,7 +218,7 @@ def test_device_allotment_agrees_with_the_reference_algorithm(
     waiting: list[PoolJob], pool: Pool, kept: list[int], now: float
 ) -> None:
     promised = tuple(
-        Promise(each.id, count, here=count, free_at=50.0) for each, count in zip(waiting, kept, strict=False)
+        Promise(each.id, count, loaded=count, free_at=50.0) for each, count in zip(waiting, kept, strict=False)
     )
     pool = Pool(pool.idle, pool.busy, promised, pool.cold_s)
     line = line_of(waiting)
@@ -254,11 +254,15 @@ def test_incrementally_updated_job_queue_equals_a_rebuilt_queue(
             else:
                 here[one.id] = one
                 line.put([one], now=now)
-        line.advance(now)
+        line.update_needs(now)
         fresh = line_of(here.values(), now=now)
-        assert list(line.behind(FRONT)) == list(fresh.behind(FRONT)), now
-        assert all(line.need(id) == one.fewest(begins_at=now, most=12) for id, one in here.items() if one.deadline_at)
-        assert line.hopeful == any(kind == HOPEFUL for kind, _, _ in line.behind(FRONT))
+        assert list(line.iter_keys_after(BEFORE_ALL_JOBS)) == list(fresh.iter_keys_after(BEFORE_ALL_JOBS)), now
+        assert all(
+            line.needed_replicas(id) == one.fewest_replicas(begins_at=now, most=12)
+            for id, one in here.items()
+            if one.deadline_at
+        )
+        assert line.has_hopeful_jobs == any(kind == HOPEFUL for kind, _, _ in line.iter_keys_after(BEFORE_ALL_JOBS))
         found = scheduling.allot(line, Pool(idle, pool.busy, cold_s=pool.cold_s), now=now)
         assert found == plain_pools.allot(list(here.values()), Pool(idle, pool.busy, cold_s=pool.cold_s), now=now)
 

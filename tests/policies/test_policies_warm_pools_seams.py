@@ -10,7 +10,7 @@ from policies.stubs import fewer_rounds
 from stoker.manager.core.events import ToClient
 from stoker.manager.core.nouns import LibraryState
 from stoker.manager.policies.prompt_tuner import prompt_tuner
-from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.manager.policies.provisioning import ExternalPilots
 from stoker.protocol import to_client
 from stoker.protocol.calls import FailureKind, Objective
 from stoker.protocol.to_manager import Cancel
@@ -27,7 +27,7 @@ def lab(toy: Make) -> Make:
     """
 
     def make(*, pilots: int = 1, devices: int = 4, told: bool = True, **how: Any) -> Toy:
-        t = toy(policies=lambda: fewer_rounds(prompt_tuner(provisioning=TakeWhatComes(), **how)))
+        t = toy(policies=lambda: fewer_rounds(prompt_tuner(provisioning=ExternalPilots(), **how)))
         for n in range(pilots):
             t.pilot(f"p{n + 1}", devices=devices)
         for key in ("a", "b"):
@@ -35,7 +35,7 @@ def lab(toy: Make) -> Make:
             if told:
                 t.by_hand = True  # the test sets values that the core has not measured
                 t.core.state.contexts[key].load_s = LOAD_S
-                t.core.state.contexts[key].paces.tell({n: 1.0 / n for n in range(1, 9)}, meet_s=MEET_S)
+                t.core.state.contexts[key].paces.use_advised_paces({n: 1.0 / n for n in range(1, 9)}, meet_s=MEET_S)
         return t
 
     return make
@@ -270,7 +270,7 @@ def test_replica_may_be_several_devices_of_one_pilot(lab: Make) -> None:
     t = lab(pilots=3, devices=3)
     t.context("big", load_s=LOAD_S, declares="8 GB", devices=2)
     t.core.state.contexts["big"].load_s = LOAD_S
-    t.core.state.contexts["big"].paces.tell({n: 1.0 / n for n in range(1, 9)})
+    t.core.state.contexts["big"].paces.use_advised_paces({n: 1.0 / n for n in range(1, 9)})
     job(t, "j", due_in=50.0, context="big").run()
     assert size(t, "j") == 3
     assert all(len({d.pilot.id for d in x.devices}) == 1 for x in t.core.state.contexts["big"].libraries.values())
@@ -388,7 +388,7 @@ def test_waiting_calls_are_sent_once_when_a_deadline_arrives_again() -> None:
     """Three calls with a deadline of 8 s crash their libraries and run again, while three calls without a deadline
     wait. In strict mode, a second `Send` of a call is an error.
     """
-    t = Toy(policies=lambda: fewer_rounds(prompt_tuner(provisioning=TakeWhatComes())))
+    t = Toy(policies=lambda: fewer_rounds(prompt_tuner(provisioning=ExternalPilots())))
     t.context("sleepy", load_s=1.0, memory="1 GB", declares="6 GB", sleeps=True).pilot("p0", devices=2)
     how = {"context": "sleepy", "run_s": 0.0, "step_s": 0.0}
     t.call("c1", "c2", "c3", objective=Objective(), priority=0, **how)

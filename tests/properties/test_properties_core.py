@@ -1,6 +1,6 @@
 """Invariants of the core hold under random events, and equal events give equal commands.
 
-Rules act on the toy cluster. Noise is repeated or early frames, and messages about unknown objects. `validate` runs
+Rules act on the toy cluster. Noise is repeated or early frames, and messages about unknown objects. `check_state` runs
 after every rule. At the end every accepted call has ended once, and the test replays the events.
 """
 
@@ -19,8 +19,8 @@ from stoker.manager.core.events import FromClient, FromPilot, ManagerRestarted, 
 from stoker.manager.core.seams import Policies
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.prompt_tuner import prompt_tuner
-from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.sim.validate import validate
+from stoker.manager.policies.provisioning import ExternalPilots
+from stoker.manager.sim.validate import check_state
 from stoker.protocol import to_manager as say
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallProgress, Objective
@@ -47,9 +47,9 @@ def make_policies(name: str, how: dict[str, Any]) -> Policies:
         case "preempt":
             return stubs.policies(dispatch=stubs.Preempt())
         case "arlo":
-            return arlo(provisioning=TakeWhatComes(), period_s=4.0, latency_s=0.5)
+            return arlo(provisioning=ExternalPilots(), period_s=4.0, latency_s=0.5)
         case _:
-            return stubs.fewer_rounds(prompt_tuner(provisioning=TakeWhatComes(), **how))
+            return stubs.fewer_rounds(prompt_tuner(provisioning=ExternalPilots(), **how))
 
 
 class Pilots(RuleBasedStateMachine):
@@ -80,7 +80,7 @@ class Pilots(RuleBasedStateMachine):
 
     @invariant()
     def state_is_valid(self) -> None:
-        validate(self.toy.core.state)
+        check_state(self.toy.core.state)
 
 
 class Manager(Pilots):

@@ -71,7 +71,7 @@ def shown(work, pace, lines):
 def test_time_left_never_doubles_or_halves_between_lines(work):
     pace = WorkPace(0.0)
     if work.load_is_known:
-        pace.wait(work.load_s)
+        pace.record_wait(work.load_s)
     lines = max(40, int(15 * work.period_s / LINE_S))
     left = [left_s for left_s, _ in shown(work, pace, lines)]
     assert all(before / 2 < after < 2 * before for before, after in itertools.pairwise(left))
@@ -80,7 +80,7 @@ def test_time_left_never_doubles_or_halves_between_lines(work):
 @given(works)
 def test_shown_time_left_is_soon_within_a_factor_of_two(work):
     pace = WorkPace(0.0)
-    pace.wait(work.load_s)
+    pace.record_wait(work.load_s)
     lines = max(60, int(20 * work.period_s / LINE_S))
     found = shown(work, pace, lines)[-5:]
     assert all(0.5 < left_s / true_s < 2.0 for left_s, true_s in found)
@@ -99,9 +99,9 @@ def test_rate_falls_when_no_results_arrive():
 def test_no_rate_is_shown_before_the_first_burst_is_complete():
     pace = WorkPace(0.0)
     assert pace.left_s(10, 5.0) is None
-    pace.wait(60.0)
+    pace.record_wait(60.0)
     pace.add(8, 100.0)
-    pace.wait(101.0)
+    pace.record_wait(101.0)
     assert pace.per_second(101.0) == 0.0
     pace.add(8, 105.0)
     assert abs(pace.per_second(111.0) - 16 / 45) < 0.01

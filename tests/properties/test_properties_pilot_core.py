@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from stoker.contexts.recipe import Needs, ObjectRef, Recipe
 from stoker.pilot.core import events
-from stoker.pilot.core.commands import SetTimer, Tell
-from stoker.pilot.core.state import SLEEPS
+from stoker.pilot.core.commands import SendToManager, SetTimer
+from stoker.pilot.core.state import SLEEP_STAGES
 from stoker.protocol import to_agent
 from stoker.protocol import to_manager as told
 from stoker.protocol import to_pilot as order
@@ -50,7 +50,7 @@ class Pilot(RuleBasedStateMachine):
         for command in self.pilot.wanted:
             if isinstance(command, SetTimer):
                 self.timers[command.key] = command.at
-            if isinstance(command, Tell):
+            if isinstance(command, SendToManager):
                 self.hear(command.message)
         self.pilot.forget()
 
@@ -134,7 +134,7 @@ class Pilot(RuleBasedStateMachine):
         """Send a hello and update the beliefs of the manager; the pilot ignores orders sent before the answer."""
         self.pilot.give(events.HelloDue(events.UnacknowledgedFacts(), 0, ()))
         state = self.pilot.core.state
-        listed = {number: list(library.held) for number, library in state.libraries.items()}
+        listed = {number: list(library.held_calls) for number, library in state.libraries.items()}
         assert listed == {number: list(self.believed.get(number, ())) for number in listed}
         assert not any(calls for number, calls in self.believed.items() if number not in listed)
         if between:
@@ -173,7 +173,7 @@ class Pilot(RuleBasedStateMachine):
     @rule(number=libraries, run=st.integers(1, 2), count=st.integers(0, 5), taken=st.integers(0, 9))
     def give_pieces(self, number: int, run: int, count: int, taken: int) -> None:
         library = self.pilot.core.state.libraries.get(LibraryId(number))
-        for call, window in list(library.streams.items())[:1] if library is not None else ():
+        for call, window in list(library.piece_windows.items())[:1] if library is not None else ():
             first = window.first + len(window.items) if run == window.run else 0
             self.pilot.say(number, to_agent.Yielded(call, run, first, [b"x"] * count))
             self.pilot.hear(order.AckPieces(LibraryId(number), call, run, taken))
@@ -199,10 +199,10 @@ class Pilot(RuleBasedStateMachine):
     def observe(self, number: int, every: int, ran_s: float, over: int) -> None:
         seen = [(call, ran_s) for call in self.some(number, every)]
         library = self.pilot.core.state.libraries.get(LibraryId(number))
-        ends_for_others = library is None or library.is_killed or bool(over or library.hung_up_at)
-        self.pilot.give(events.Observed([events.Observation(LibraryId(number), seen, over)]))
-        if library is not None and library.is_killed and not ends_for_others and library.stuck:
-            others = [call for call, _ in seen if call in library.held and call not in library.stuck]
+        ends_for_others = library is None or library.is_killed or bool(over or library.socket_closed_at)
+        self.pilot.give(events.LibrariesObserved([events.Observation(LibraryId(number), seen, over)]))
+        if library is not None and library.is_killed and not ends_for_others and library.stuck_calls:
+            others = [call for call, _ in seen if call in library.held_calls and call not in library.stuck_calls]
             assert not others, "a call that runs is not killed for one that does not stop"
         self.settle()
 
@@ -234,18 +234,18 @@ class Pilot(RuleBasedStateMachine):
     @invariant()
     def pieces_are_kept_of_held_calls_alone(self) -> None:
         for library in self.pilot.core.state.libraries.values():
-            assert library.streams.keys() <= library.held.keys()
-            assert all(len(window.items) <= WINDOW_PIECES for window in library.streams.values())
+            assert library.piece_windows.keys() <= library.held_calls.keys()
+            assert all(len(window.items) <= WINDOW_PIECES for window in library.piece_windows.values())
 
     @invariant()
     def memory_adds_up(self) -> None:
         state = self.pilot.core.state
         state.ledger.validate()
-        state.host.validate()
-        awake = [x for x in state.libraries.values() if x.stage not in SLEEPS]
-        assert not any(state.host.held(library.number) for library in awake)
-        asleep = [x for x in state.libraries.values() if x.stage in SLEEPS]
-        assert not any(library.held for library in asleep)
+        state.host_memory.validate()
+        awake = [x for x in state.libraries.values() if x.stage not in SLEEP_STAGES]
+        assert not any(state.host_memory.reserved_bytes(library.number) for library in awake)
+        asleep = [x for x in state.libraries.values() if x.stage in SLEEP_STAGES]
+        assert not any(library.held_calls for library in asleep)
         assert state.host_claims.keys() <= {library.number for library in asleep}
 
     def teardown(self) -> None:

@@ -15,7 +15,7 @@ from properties.test_properties_core import Pilots
 from stoker.contexts.recipe import BARE
 from stoker.manager.core.events import Command, FromClient, ManagerRestarted, ToClient
 from stoker.manager.core.reactor import Core
-from stoker.manager.sim.validate import validate
+from stoker.manager.sim.validate import check_state
 from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import Failure, FailureKind
@@ -93,7 +93,7 @@ class Forgetful(Toy):
                 self.after(20.0, lambda name=name: self.kill(name))
         self._event(ManagerRestarted())
         self.after(0.05 if keep > 0.5 else 0.2, self._come_back)
-        validate(self.core.state)
+        check_state(self.core.state)
 
     def _come_back(self) -> None:
         hello = say.ClientHello(wire.VERSION, SESSION, self.received, acknowledged=self.sequence, number=0)

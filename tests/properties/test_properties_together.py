@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from properties.together import GB, Together, Wired
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.sim.validate import validate
+from stoker.manager.sim.validate import check_state
 from stoker.pilot.core import memory
 from stoker.protocol import to_manager as say
 from stoker.protocol.ids import PilotId
@@ -199,7 +199,7 @@ class Cores(RuleBasedStateMachine):
     @invariant()
     def all_is_well(self) -> None:
         """Check that both sides have consistent states, and that only messages that may be late were refused."""
-        validate(self.cluster.core.state)
+        check_state(self.cluster.core.state)
         for pilot in self.cluster.wired.values():
             pilot.validate()
         for reason, count in self.cluster.refused.items():
@@ -224,18 +224,18 @@ class Cores(RuleBasedStateMachine):
             if pilot.is_over:
                 continue
             known, core = pilots[PilotId(pilot.name)].libraries, pilot.core.state
-            assert {number: sorted(library.held) for number, library in core.libraries.items()} == {
-                number: sorted({*library.held, *library.zombies}) for number, library in known.items()
+            assert {number: sorted(library.held_calls) for number, library in core.libraries.items()} == {
+                number: sorted({*library.held, *library.withdrawn_calls}) for number, library in known.items()
             }
-            reserved = {number: memory.budget_bytes(core, library) for number, library in core.libraries.items()}
+            reserved = {number: memory.planned_bytes(core, library) for number, library in core.libraries.items()}
             promised = {number: library.promised_bytes for number, library in known.items()}
             assert reserved == promised
-            assert {number: core.host.held(number) for number in core.libraries} == {
+            assert {number: core.host_memory.reserved_bytes(number) for number in core.libraries} == {
                 number: library.host_bytes for number, library in known.items()
             }
             fetches = self.cluster.core.state.transfers.peers[PilotId(pilot.name)].fetches
             assert core.wants.keys() == fetches.keys(), "what a pilot waits for is planned"
-            assert not pilot.outbox.unacked(), "all that was said is acknowledged"
+            assert not pilot.outbox.unacknowledged_frames(), "all that was said is acknowledged"
 
     def each_library_ended_once(self) -> None:
         for library in self.cluster.core.state.gone_libraries.values():

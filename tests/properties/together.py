@@ -16,10 +16,10 @@ from core.desk import SESSION
 from core.pilot_shell import CoreHost
 
 from stoker.manager.core.events import Command, FromPilot, PilotCut, PilotLost, ToPilot
-from stoker.manager.core.libraries import host_bytes
+from stoker.manager.core.libraries import host_bytes_for_sleep
 from stoker.manager.core.nouns import Device, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, Policies, Resize, Sleep, Unload, View
-from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
+from stoker.manager.policies import ExternalPilots, HottestFirst, LoadWhereWanted
 from stoker.manager.policies.sleeping import may_sleep
 from stoker.pilot.agent.agent import collect_unacknowledged_facts
 from stoker.pilot.core import commands, events
@@ -40,7 +40,7 @@ SLEEPER_BYTES = GB // 2
 
 OF_NONE = "message of a library that the pilot does not have"
 
-_decode = wire.from_pilot()
+_decode = wire.from_pilot_decoder()
 
 
 class GiveAndTake(LoadWhereWanted):
@@ -57,11 +57,11 @@ class GiveAndTake(LoadWhereWanted):
                     yield from self._shift(view, device)
                 for library in list(pilot.libraries.values()):
                     if library.state is LibraryState.READY and not library.load and view.now > library.used_at + IDLE_S:
-                        sleeps = may_sleep(library) and host_bytes(library) <= pilot.free_host_bytes_for_sleep
+                        sleeps = may_sleep(library) and host_bytes_for_sleep(library) <= pilot.free_host_bytes_for_sleep
                         yield Sleep(library.id) if sleeps else Unload(library.id, "idle for long")
 
     def _shift(self, view: View, device: Device) -> list[Action]:
-        ready = [x for x in device.libraries.values() if x.state is LibraryState.READY and not x.resizing]
+        ready = [x for x in device.libraries.values() if x.state is LibraryState.READY and not x.unanswered_resizes]
         if len(ready) < 2 or view.now - max(x.ready_at for x in ready) > 5.0:
             return []
         largest, other = sorted(ready, key=lambda x: (-x.promised_bytes, x.id))[:2]
@@ -70,7 +70,7 @@ class GiveAndTake(LoadWhereWanted):
 
 
 def policies() -> Policies:
-    return Policies(HottestFirst(), GiveAndTake(), TakeWhatComes())
+    return Policies(HottestFirst(), GiveAndTake(), ExternalPilots())
 
 
 def devices_of(name: str) -> tuple[say.DeviceFacts, ...]:
@@ -83,7 +83,7 @@ class Process(ModelProcess):
     """The process of a library. `settle` carries out orders about memory, sleep and end."""
 
     def __init__(self, pilot: Wired, ordered: to_pilot.StartLibrary) -> None:
-        super().__init__(ordered.library, pilot.queue.handle)
+        super().__init__(ordered.library, pilot.queue.handle_event)
         self.devices = ordered.devices
         self.memory_bytes = ordered.device_memory_bytes
         self.exits = False  # True if the process will end
@@ -108,10 +108,11 @@ class Process(ModelProcess):
                 self._resizes.append(size)
                 self.memory_bytes = max(self.memory_bytes, size)  # the process may use this memory from now on
             case to_library.Sleep():
-                self.host_bytes = self._pilot.core.state.host.held(self.number)  # the process may use all host bytes
+                # The process may use all host bytes.
+                self.host_bytes = self._pilot.core.state.host_memory.reserved_bytes(self.number)
                 self._moves.append(message)
             case to_library.Wake():
-                self.memory_bytes = self._pilot.core.state.ledger.held(self.number)
+                self.memory_bytes = self._pilot.core.state.ledger.reserved_bytes(self.number)
                 self._moves.append(message)
             case _:
                 super().hear(message)
@@ -189,7 +190,9 @@ class Wired(CoreHost):
         self.is_connected = True
         self.tell(
             events.HelloDue(
-                collect_unacknowledged_facts(self.outbox.unacked()), self.outbox.acknowledged, tuple(self.cache)
+                collect_unacknowledged_facts(self.outbox.unacknowledged_frames()),
+                self.outbox.acknowledged,
+                tuple(self.cache),
             )
         )
 
@@ -207,9 +210,9 @@ class Wired(CoreHost):
         order = self.down.popleft()
         self._note_crossing(order)
         if not self.is_over:
-            self.queue.handle(events.FromManager(order))
+            self.queue.handle_event(events.FromManager(order))
             if lists_cache and isinstance(order, to_pilot.StartLibrary) and order.recipe.objects:
-                self.queue.handle(events.CacheListed(self.cache))
+                self.queue.handle_event(events.CacheListed(self.cache))
             self.flush()
         return True
 
@@ -228,7 +231,7 @@ class Wired(CoreHost):
                 pass
 
     def tell(self, event: events.Event) -> None:
-        self.queue.handle(event)
+        self.queue.handle_event(event)
         self.flush()
 
     def flush(self) -> None:
@@ -238,7 +241,7 @@ class Wired(CoreHost):
 
     def _flush(self) -> None:
         if self.batch:
-            number = self.outbox.next()
+            number = self.outbox.take_next_number()
             frame = wire.encode(self.batch, sequence=number)
             self.batch = []
             self.outbox.keep(number, frame)
@@ -248,16 +251,16 @@ class Wired(CoreHost):
     # ---- commands
     def carry_out(self, command: commands.Command) -> None:
         match command:
-            case commands.Tell(message=message):
+            case commands.SendToManager(message=message):
                 if isinstance(message, say.LibraryGone):
                     assert message.library not in self.told_gone, f"lib-{message.library} has ended twice"
                     self.told_gone.add(message.library)
                 self.batch.append(message)
             case commands.SendHello(hello=hello):
                 self.up.append(wire.encode([hello]))
-                self.up.extend(self.outbox.unacked())
+                self.up.extend(self.outbox.unacknowledged_frames())
             case commands.DropAcknowledgedFrames(sequence=sequence):
-                self.outbox.acked(sequence)
+                self.outbox.acknowledge(sequence)
             case commands.StartFetch(order=order):
                 self.fetching[order.object.name] = order
             case commands.StopFetch(name=name):
@@ -265,16 +268,18 @@ class Wired(CoreHost):
             case commands.StartProcess(ordered=ordered):
                 assert ordered.library not in self.processes, f"lib-{ordered.library} is started twice"
                 self.processes[ordered.library] = Process(self, ordered)
-            case commands.Observe(library=number):
+            case commands.ObserveLibrary(library=number):
                 running = self.processes[number].calls[:1] if number in self.processes else []
-                self.queue.handle(events.Observed([events.Observation(number, [(call, 0.0) for call in running])]))
+                self.queue.handle_event(
+                    events.LibrariesObserved([events.Observation(number, [(call, 0.0) for call in running])])
+                )
             case commands.SetTimer(at=at, key=key):
-                self.timers.set(at, key)
-            case commands.Leave():
+                self.timers.set_timer(at, key)
+            case commands.ExitPilot():
                 self.is_over = True
                 ran = {number: tuple(process.calls[:1]) for number, process in self.processes.items()}
                 self.processes.clear()
-                self.queue.handle(events.Farewell(ran))
+                self.queue.handle_event(events.Farewell(ran))
             case _:
                 super().carry_out(command)
 
@@ -299,11 +304,11 @@ class Wired(CoreHost):
         else:
             if not order.origin:
                 for id in lacking:
-                    self.queue.handle(events.SourceFailed(name, "it does not have it", id))
+                    self.queue.handle_event(events.SourceFailed(name, "it does not have it", id))
                 return
         del self.fetching[name]
         self.cache[name] = size
-        self.queue.handle(events.ObjectArrived(name, size))
+        self.queue.handle_event(events.ObjectArrived(name, size))
 
     def works(self, *, ends: int = 1) -> None:
         """Let each process load, run `ends` calls, and carry out orders."""
@@ -318,7 +323,7 @@ class Wired(CoreHost):
 
     def time_passes(self) -> None:
         if not self.is_over:
-            for key in self.timers.due(self.cluster.now):
+            for key in self.timers.take_due(self.cluster.now):
                 self.tell(events.TimerFired(key))
             self.tell(events.CacheListed(self.cache))
             self.tell(events.Tick())
@@ -331,7 +336,7 @@ class Wired(CoreHost):
             used.update(dict.fromkeys(process.devices, process.memory_bytes))
         for device, facts in self.core.state.devices.items():
             assert used[device] <= facts.memory_bytes, f"{used[device]} bytes of {device} of {self.name} are used"
-        self.core.state.host.validate()
+        self.core.state.host_memory.validate()
         on_host = sum(process.host_bytes for process in self.processes.values())
         assert on_host <= SLEEPER_BYTES, f"{on_host} bytes of host memory of {self.name} are used"
 
@@ -378,9 +383,8 @@ class Together(Cluster):
         known = self.core.state.pilots.get(pilot.name)
         if known is not None:
             for library in known.libraries.values():
-                pilot.calls_of_given_up_pilot.difference_update(
-                    (library.id, call) for call in library.held
-                )  # the manager knows again that this pilot has these calls
+                # The manager knows again that this pilot has these calls.
+                pilot.calls_of_given_up_pilot.difference_update((library.id, call) for call in library.held)
 
     def pilot_cut(self, pilot: Wired) -> None:
         pilot.cut()
@@ -389,7 +393,7 @@ class Together(Cluster):
     def give_up(self, pilot: Wired) -> None:
         pilot.cut()
         for library in pilot.core.state.libraries.values():
-            pilot.calls_of_given_up_pilot.update((library.number, call) for call in library.held)
+            pilot.calls_of_given_up_pilot.update((library.number, call) for call in library.held_calls)
         self.event(PilotLost(pilot.name, "silent for 15 s"))
 
     # ---- the true state

@@ -32,7 +32,7 @@ def take_and_wait(*arguments, **options):
 if MODULE in sys.orig_argv and MODULE == "stoker.manager.main":
     from stoker.manager.live import lease
 
-    take, lease.take = lease.take, take_and_wait
+    take, lease.take_lease = lease.take_lease, take_and_wait
 elif MODULE in sys.orig_argv:
     wait()
 """
@@ -42,8 +42,8 @@ _LEASE = """
 import sys, time
 from pathlib import Path
 from stoker.manager.live import lease
-held = lease.take(Path(sys.argv[1]), renew_s=0.05)
-held.keep(lambda other: None)
+held = lease.take_lease(Path(sys.argv[1]), renew_s=0.05)
+held.start_renewing(lambda other: None)
 print("held", flush=True)
 time.sleep(600)
 """

@@ -16,7 +16,7 @@ from faults.world import World, command_of, until
 from session.held import MANAGER, Held
 from session.test_session_up import SITE, begin, stoker
 
-from stoker.manager.cli.entry import Terminated, as_ctrl_c
+from stoker.manager.cli.entry import Terminated, treat_signals_as_ctrl_c
 from stoker.protocol.session import SessionFolder, is_session_folder
 
 
@@ -96,7 +96,7 @@ def test_signal_ends_a_probe_with_its_session(world: World) -> None:
     os.kill(process.pid, signal.SIGHUP)  # a closing terminal may send the signal twice
     process.communicate(timeout=90)
     assert process.returncode == 128 + signal.SIGHUP
-    assert not folder.path.exists() or folder.over()
+    assert not folder.path.exists() or folder.end_reason()
     until(lambda: not world.of("stoker.manager.main"))
 
 
@@ -113,7 +113,7 @@ def test_session_of_a_killed_probe_ends_by_itself(world: World) -> None:
 
 
 def test_only_the_first_signal_raises_and_a_late_second_one_kills() -> None:
-    with as_ctrl_c() as came:
+    with treat_signals_as_ctrl_c() as came:
         with pytest.raises(Terminated):
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGHUP)
@@ -121,8 +121,8 @@ def test_only_the_first_signal_raises_and_a_late_second_one_kills() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     text = (
         "import os, signal, stoker.manager.cli.entry as endings\n"
-        "endings._PATIENCE_S = 0.0\n"
-        "with endings.as_ctrl_c():\n"
+        "endings._IGNORE_SIGNALS_S = 0.0\n"
+        "with endings.treat_signals_as_ctrl_c():\n"
         "    try:\n"
         "        signal.raise_signal(signal.SIGHUP)\n"
         "    except KeyboardInterrupt:\n"
@@ -135,7 +135,7 @@ def test_only_the_first_signal_raises_and_a_late_second_one_kills() -> None:
 def test_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with as_ctrl_c():
+        with treat_signals_as_ctrl_c():
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:

@@ -18,7 +18,7 @@ from session.held import hold_lease
 
 from stoker import connections
 from stoker.errors import SessionError
-from stoker.manager.executor.processes import make_folder
+from stoker.manager.executor.processes import create_session_folder
 from stoker.manager.live import keeper, lease
 from stoker.manager.live.journal import Journal
 from stoker.manager.live.lease import LeaseHolder
@@ -28,7 +28,7 @@ from stoker.protocol.session import SessionFolder
 ELSEWHERE = LeaseHolder(host="login2", machine="another boot/pid:[1]", pid=7, started=70, token="theirs")
 QUICK = {"patience_s": 0.4, "settle_s": 0.05, "renew_s": 0.05}
 
-DEAD = LeaseHolder("here", lease.locks.machine(), 2**22 - 1, 1, "a token that is longer than that of others", 7)
+DEAD = LeaseHolder("here", lease.locks.machine_id(), 2**22 - 1, 1, "a token that is longer than that of others", 7)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def write(path: Path, holder: LeaseHolder) -> None:
 
 def insist(path: Path, holder: LeaseHolder) -> None:
     """Write this holder into the lease file, unless the file already names the holder."""
-    if lease.read(path) != holder:
+    if lease.read_lease(path) != holder:
         write(path, holder)
 
 
@@ -55,34 +55,34 @@ def no_room(file: int, data: bytes) -> int:
 def test_lease_is_taken_over_when_its_holder_is_killed(path: Path) -> None:
     with hold_lease(path) as other:
         with pytest.raises(SessionError, match=rf"already has a manager \(pid {other.pid} on "):
-            lease.take(path, **QUICK)
+            lease.take_lease(path, **QUICK)
         other.send_signal(signal.SIGSTOP)  # the stopped holder is alive but does not renew the lease
         time.sleep(0.5)
         with pytest.raises(SessionError, match="already has a manager"):
-            lease.take(path, **QUICK)
+            lease.take_lease(path, **QUICK)
         other.kill()
-        until(lambda: lease.is_alive(lease.read(path)) is False)  # a zombie counts as dead
-        mine = lease.take(path, patience_s=600)
+        until(lambda: lease.is_holder_alive(lease.read_lease(path)) is False)  # a zombie counts as dead
+        mine = lease.take_lease(path, patience_s=600)
     assert not mine.has_remote_predecessor
-    assert mine.follows is not None
-    assert lease.read(path) == mine.holder
+    assert mine.predecessor is not None
+    assert lease.read_lease(path) == mine.holder
 
 
 def test_lease_holder_with_a_reused_process_id_counts_as_dead(path: Path) -> None:
-    mine = lease.take(path)
+    mine = lease.take_lease(path)
     write(path, msgspec.structs.replace(mine.holder, started=mine.holder.started - 1, token="before"))
-    assert lease.is_alive(mine.holder)
-    assert lease.take(path, patience_s=600).holder.pid == os.getpid()
+    assert lease.is_holder_alive(mine.holder)
+    assert lease.take_lease(path, patience_s=600).holder.pid == os.getpid()
 
 
 def test_remote_holder_is_replaced_only_after_silence(path: Path) -> None:
     write(path, ELSEWHERE)
-    assert lease.is_alive(ELSEWHERE) is None
+    assert lease.is_holder_alive(ELSEWHERE) is None
     began = time.monotonic()
-    mine = lease.take(path, **QUICK)
+    mine = lease.take_lease(path, **QUICK)
     assert time.monotonic() - began >= QUICK["patience_s"]
     assert mine.has_remote_predecessor
-    assert lease.read(path) == mine.holder
+    assert lease.read_lease(path) == mine.holder
 
 
 def test_remote_holder_that_renews_is_not_replaced(path: Path) -> None:
@@ -99,7 +99,7 @@ def test_remote_holder_that_renews_is_not_replaced(path: Path) -> None:
     thread.start()
     try:
         with pytest.raises(SessionError, match=r"already has a manager .pid 7 on login2"):
-            lease.take(path, patience_s=30)
+            lease.take_lease(path, patience_s=30)
     finally:
         stop.set()
         thread.join()
@@ -121,45 +121,45 @@ def test_lease_belongs_to_the_last_of_two_competing_writers(path: Path, monkeypa
             if seconds != settle_s:
                 time.sleep(seconds)
                 return
-            assert lease.read(path) not in (ELSEWHERE, third)
+            assert lease.read_lease(path) not in (ELSEWHERE, third)
             write(path, third)
 
     monkeypatch.setattr(lease, "time", Time)
     with pytest.raises(SessionError, match="login3"):
-        lease.take(path, patience_s=0.2, settle_s=settle_s)
-    assert lease.read(path) == third
+        lease.take_lease(path, patience_s=0.2, settle_s=settle_s)
+    assert lease.read_lease(path) == third
 
 
 def test_replaced_holder_notices_and_changes_nothing(path: Path) -> None:
-    mine, heard = lease.take(path, **QUICK), []
-    mine.keep(heard.append)
-    until(lambda: lease.read(path).counter >= 2)
+    mine, heard = lease.take_lease(path, **QUICK), []
+    mine.start_renewing(heard.append)
+    until(lambda: lease.read_lease(path).counter >= 2)
     until(lambda: heard or insist(path, ELSEWHERE))
     assert heard == [ELSEWHERE]
     mine.release()
-    assert lease.read(path) == ELSEWHERE
+    assert lease.read_lease(path) == ELSEWHERE
 
 
 def test_holder_notices_that_its_folder_is_gone(tmp_path: Path) -> None:
     folder = tmp_path / "session"
     folder.mkdir()
-    mine, heard = lease.take(folder / "manager.lease", **QUICK), []
-    mine.keep(heard.append)
+    mine, heard = lease.take_lease(folder / "manager.lease", **QUICK), []
+    mine.start_renewing(heard.append)
     folder.rename(tmp_path / "away")
     until(lambda: heard)
     assert heard == [None]
 
 
 def test_released_lease_is_free_unless_the_session_is_over(path: Path) -> None:
-    mine = lease.take(path, **QUICK)
-    mine.keep(lambda _: None)
+    mine = lease.take_lease(path, **QUICK)
+    mine.start_renewing(lambda _: None)
     mine.release()
-    assert lease.read(path) is None
-    again = lease.take(path, **QUICK)
-    assert again.follows is None
+    assert lease.read_lease(path) is None
+    again = lease.take_lease(path, **QUICK)
+    assert again.predecessor is None
     again.release(over="stoker down")
     with pytest.raises(SessionError, match=r"the session is over \(stoker down\)"):
-        lease.take(path, **QUICK)
+        lease.take_lease(path, **QUICK)
 
 
 def test_lease_waits_for_space_on_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +173,8 @@ def test_lease_waits_for_space_on_a_full_disk(path: Path, monkeypatch: pytest.Mo
         return real(file, data)
 
     monkeypatch.setattr(os, "write", write)
-    mine = lease.take(path, room_s=30.0)
-    assert lease.read(path) == mine.holder
+    mine = lease.take_lease(path, room_s=30.0)
+    assert lease.read_lease(path) == mine.holder
     assert [each.name for each in path.parent.iterdir() if each.suffix != ".lock"] == [path.name]
     mine.release()
 
@@ -184,13 +184,13 @@ def test_manager_reuses_the_lease_of_a_dead_holder_on_a_full_disk(path: Path, mo
     heard: list[LeaseHolder | None] = []
     with monkeypatch.context() as full:
         full.setattr(os, "write", no_room)
-        mine = lease.take(path, renew_s=0.05)
-        assert lease.read(path) == mine.holder
-        mine.keep(heard.append)
-        until(lambda: lease.read(path).counter >= 2)
+        mine = lease.take_lease(path, renew_s=0.05)
+        assert lease.read_lease(path) == mine.holder
+        mine.start_renewing(heard.append)
+        until(lambda: lease.read_lease(path).counter >= 2)
     mine.release()
     assert heard == []
-    assert lease.read(path) is None
+    assert lease.read_lease(path) is None
 
 
 @pytest.mark.parametrize("holder", [None, msgspec.structs.replace(DEAD, machine="another")])
@@ -201,9 +201,9 @@ def test_lease_fails_on_a_full_disk_unless_its_holder_is_dead(
         write(path, holder)
     with monkeypatch.context() as full:
         full.setattr(os, "write", no_room)
-        with pytest.raises(lease.NoRoomError, match="No space left on device; make room there"):
-            lease.take(path, patience_s=0.1, room_s=0.3)
-    assert lease.read(path) == holder
+        with pytest.raises(lease.NoDiskSpaceError, match="No space left on device; make room there"):
+            lease.take_lease(path, patience_s=0.1, room_s=0.3)
+    assert lease.read_lease(path) == holder
 
 
 def test_lease_file_of_a_dead_holder_replaced_elsewhere_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,25 +218,25 @@ def test_lease_file_of_a_dead_holder_replaced_elsewhere_is_kept(path: Path, monk
     monkeypatch.setattr(os, "write", no_room)
     monkeypatch.setattr(os, "pwrite", replaced)
     with pytest.raises(SessionError, match=r"already has a manager .*login2"):
-        lease.take(path, room_s=5.0)
-    assert lease.read(path) == ELSEWHERE
+        lease.take_lease(path, room_s=5.0)
+    assert lease.read_lease(path) == ELSEWHERE
 
 
 @pytest.mark.parametrize("is_new", [False, True])
 def test_keeper_retries_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool) -> None:
     def take(path: Path, **_: object) -> lease.Lease:
-        raise lease.NoRoomError(f"the lease {path} cannot be written")
+        raise lease.NoDiskSpaceError(f"the lease {path} cannot be written")
 
     folder = SessionFolder(tmp_path / "session")
-    make_folder(folder)
+    create_session_folder(folder)
     if not is_new:
         folder.file.touch()
-    monkeypatch.setattr(lease, "take", take)
+    monkeypatch.setattr(lease, "take_lease", take)
     monkeypatch.setattr(connections, "raise_descriptor_limit", lambda: None)
     monkeypatch.setattr("stoker.manager.main.log_to_file", lambda path: None)
     before = signal.getsignal(signal.SIGINT)
     try:
-        assert manager_main(["--session", str(folder.path)]) == (1 if is_new else keeper.FAILED)
+        assert manager_main(["--session", str(folder.path)]) == (1 if is_new else keeper.MANAGER_FAILED)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -244,7 +244,7 @@ def test_keeper_retries_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
 def test_invalid_lease_is_reported(path: Path) -> None:
     path.write_text("nonsense")
     with pytest.raises(SessionError, match="is damaged"):
-        lease.take(path)
+        lease.take_lease(path)
 
 
 def test_journal_copy_excludes_later_writes_of_the_old_holder(tmp_path: Path) -> None:
@@ -261,15 +261,15 @@ def test_journal_copy_excludes_later_writes_of_the_old_holder(tmp_path: Path) ->
 
 def test_holder_with_an_old_lease_waits_until_it_is_confirmed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(lease, "_clock", lambda: now[0])
-    held = lease.take(path, **QUICK)
+    monkeypatch.setattr(lease, "_boot_clock_s", lambda: now[0])
+    held = lease.take_lease(path, **QUICK)
     held.wait_until_lease_confirmed()  # the wait returns at once, because the lease is fresh
-    now[0] += lease.SURE_S + 1  # time passes without renewals, like on a suspended machine
+    now[0] += lease.CONFIRMED_FOR_S + 1  # time passes without renewals, like on a suspended machine
     waits = threading.Thread(target=held.wait_until_lease_confirmed, daemon=True)
     waits.start()
     waits.join(0.2)
     assert waits.is_alive()
-    held.keep(lambda other: None)
+    held.start_renewing(lambda other: None)
     waits.join(PATIENCE_S)
     assert not waits.is_alive()
     held.release()
@@ -277,12 +277,12 @@ def test_holder_with_an_old_lease_waits_until_it_is_confirmed(path: Path, monkey
 
 def test_replaced_holder_never_becomes_the_holder_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(lease, "_clock", lambda: now[0])
-    held = lease.take(path, **QUICK)
-    now[0] += lease.SURE_S + 1
+    monkeypatch.setattr(lease, "_boot_clock_s", lambda: now[0])
+    held = lease.take_lease(path, **QUICK)
+    now[0] += lease.CONFIRMED_FOR_S + 1
     write(path, ELSEWHERE)
     lost: list[LeaseHolder | None] = []
-    held.keep(lost.append)
+    held.start_renewing(lost.append)
     waits = threading.Thread(target=held.wait_until_lease_confirmed, daemon=True)
     waits.start()
     until(lambda: lost == [ELSEWHERE])
@@ -293,23 +293,23 @@ def test_replaced_holder_never_becomes_the_holder_again(path: Path, monkeypatch:
 
 
 def test_session_end_is_written_on_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = lease.take(path, **QUICK)
+    mine = lease.take_lease(path, **QUICK)
     with monkeypatch.context() as full:
         full.setattr(os, "write", no_room)
         mine.release(over="stoker down", unwritten="No space left on device")
-    there = lease.read(path)
+    there = lease.read_lease(path)
     assert (there.token, there.over, there.unwritten) == (mine.holder.token, "stoker down", "No space left on device")
-    assert lease.unwritten(path) == "No space left on device"
+    assert lease.why_journal_is_incomplete(path) == "No space left on device"
 
 
 def test_failed_write_on_a_full_disk_leaves_the_lease_unchanged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, real = lease.take(path, **QUICK), os.pwrite
+    mine, real = lease.take_lease(path, **QUICK), os.pwrite
     sizes = iter([10])
     with monkeypatch.context() as full:
         full.setattr(os, "write", no_room)
         full.setattr(os, "pwrite", lambda file, data, at: real(file, data[: next(sizes, len(data))], at))
         mine.release(over="stoker down")
-    assert lease.read(path) == mine.holder
+    assert lease.read_lease(path) == mine.holder
 
 
 FULL = """
@@ -317,7 +317,7 @@ import errno, os, sys, time
 from pathlib import Path
 from stoker.manager.live import lease
 path = Path(sys.argv[1], "manager.lease")
-held = lease.take(path, renew_s=0.05)
+held = lease.take_lease(path, renew_s=0.05)
 fill = os.open(path.with_name("fill"), os.O_WRONLY | os.O_CREAT)
 for size in (1 << 16, 1):  # fill the last page of the disk too
     try:
@@ -325,8 +325,8 @@ for size in (1 << 16, 1):  # fill the last page of the disk too
             os.write(fill, bytes(size))
     except OSError as error:
         assert error.errno == errno.ENOSPC, error
-held.renewed = lambda: print(lease.read(path).counter, flush=True)
-held.keep(lambda other: print("lost", flush=True))
+held.on_renewed = lambda: print(lease.read_lease(path).counter, flush=True)
+held.start_renewing(lambda other: print("lost", flush=True))
 time.sleep(600)
 """
 

@@ -22,7 +22,7 @@ from stoker.protocol.session import SessionFolder
 MANAGER = """
 import sys
 from stoker.manager.live import lease
-lease.take.__kwdefaults__.update(patience_s=float(sys.argv.pop(1)), settle_s=1.5, renew_s=0.2)
+lease.take_lease.__kwdefaults__.update(patience_s=float(sys.argv.pop(1)), settle_s=1.5, renew_s=0.2)
 from stoker.manager.main import main
 sys.exit(main())
 """
@@ -69,7 +69,7 @@ class LoginNodes:
         return process
 
     def holder(self) -> str:
-        there = lease.read(self.lease)
+        there = lease.read_lease(self.lease)
         return there.host if there is not None else ""
 
     def crash(self, process: subprocess.Popen[str]) -> None:
@@ -105,8 +105,8 @@ def test_one_of_two_successors_gets_the_session_without_file_locks(nodes: LoginN
     [winner] = both.keys() - {loser}
     refused(both[loser], by=winner)
     assert nodes.holder() == winner
-    counter = lease.read(nodes.lease)
-    until(lambda: lease.read(nodes.lease) != counter, why="the winner renews")
+    counter = lease.read_lease(nodes.lease)
+    until(lambda: lease.read_lease(nodes.lease) != counter, why="the winner renews")
     assert both[winner].poll() is None
 
 

@@ -20,7 +20,7 @@ from session.test_session_ports import free_ports
 
 from stoker.contexts.recipe import BARE
 from stoker.errors import ConfigError, SessionError
-from stoker.manager.executor.client import Link
+from stoker.manager.executor.client import ClientLink
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.replay import status_of_ended_session
 from stoker.protocol import to_client, to_pilot, wire
@@ -78,7 +78,7 @@ def test_lost_address_file_is_written_again(managers: Managers) -> None:
         until(lambda: is_whole(folder) and folder.lease.exists())
         assert folder.read() == before
         assert re.search(rf"session.json {said}; it is written again", folder.manager_log.read_text())
-    with closing(Link(folder)) as link:
+    with closing(ClientLink(folder)) as link:
         link.wait_joined(PATIENCE_S)
     assert process.poll() is None
 
@@ -123,17 +123,17 @@ def test_second_manager_does_not_start(managers: Managers) -> None:
 def test_replaced_manager_stops_at_once(managers: Managers) -> None:
     first = managers.start()
     path = managers.folder.lease
-    other = msgspec.structs.replace(lease.read(path), token="another", host="login2", machine="another")
+    other = msgspec.structs.replace(lease.read_lease(path), token="another", host="login2", machine="another")
     until(lambda: first.poll() is not None or insist(path, other))
     assert first.returncode == 3
     assert "no longer manages the session: its manager is pid" in managers.folder.manager_log.read_text()
-    assert lease.read(path) == other
+    assert lease.read_lease(path) == other
 
 
 def test_manager_whose_port_is_taken_listens_on_another_port(managers: Managers) -> None:
     managers.start()
     before = managers.folder.read()
-    with closing(Link(managers.folder)) as link:
+    with closing(ClientLink(managers.folder)) as link:
         link.wait_joined(PATIENCE_S)
         kill([managers.started[0].pid])
         managers.started[0].wait(PATIENCE_S)
@@ -205,7 +205,7 @@ def test_connected_client_keeps_a_session_from_being_idle(managers: Managers) ->
 
 def test_keeper_restarts_a_killed_manager_but_not_an_ended_manager(managers: Managers) -> None:
     keeper = managers.start("--detached", "--kept")
-    first = lease.read(managers.folder.lease)
+    first = lease.read_lease(managers.folder.lease)
     assert first is not None
     assert first.pid != keeper.pid
     kill([first.pid])
@@ -214,7 +214,7 @@ def test_keeper_restarts_a_killed_manager_but_not_an_ended_manager(managers: Man
     client = Peer(managers.folder, "client", "client-1")
     client.send(say.ClientHello(wire.VERSION, client.session), say.EndSession("enough"), numbered=False)
     assert keeper.wait(PATIENCE_S) == 0
-    assert lease.read(managers.folder.lease).over == "enough"
+    assert lease.read_lease(managers.folder.lease).over == "enough"
     assert not Path(f"/proc/{second.pid}").exists()
     client.close()
 
@@ -223,34 +223,34 @@ def test_terminated_keeper_ends_its_manager(managers: Managers) -> None:
     keeper = managers.start("--detached", "--kept")
     keeper.send_signal(signal.SIGTERM)
     keeper.wait(PATIENCE_S)
-    holder = lease.read(managers.folder.lease)
+    holder = lease.read_lease(managers.folder.lease)
     assert holder is not None
-    until(lambda: lease.is_alive(holder) is False)
+    until(lambda: lease.is_holder_alive(holder) is False)
     assert not holder.over
 
 
 def test_automatic_network_choice_avoids_the_loopback_if_possible() -> None:
     there = {"lo": "127.0.0.1", "eth0": "192.168.1.5", "ib0": "10.4.0.2"}
-    assert interfaces.choose(there, named=["10.4.0.2"], towards_world="192.168.1.5") == "10.4.0.2"
-    assert interfaces.choose(there, named=["127.0.1.1"], towards_world="192.168.1.5") == "192.168.1.5"
-    assert interfaces.choose(there, named=["172.16.0.9"], towards_world="") == "192.168.1.5"
-    assert interfaces.choose({"lo": "127.0.0.1"}, named=[], towards_world="") == "127.0.0.1"
+    assert interfaces.choose_address(there, named=["10.4.0.2"], route_address="192.168.1.5") == "10.4.0.2"
+    assert interfaces.choose_address(there, named=["127.0.1.1"], route_address="192.168.1.5") == "192.168.1.5"
+    assert interfaces.choose_address(there, named=["172.16.0.9"], route_address="") == "192.168.1.5"
+    assert interfaces.choose_address({"lo": "127.0.0.1"}, named=[], route_address="") == "127.0.0.1"
 
 
 def test_unknown_network_error_names_the_existing_networks() -> None:
-    assert interfaces.resolve("lo") == "127.0.0.1"
-    assert interfaces.resolve("127.0.0.1") == "127.0.0.1"
+    assert interfaces.resolve_interface("lo") == "127.0.0.1"
+    assert interfaces.resolve_interface("127.0.0.1") == "127.0.0.1"
     with pytest.raises(ConfigError, match=r"'l0' is not a network of this host \(.*lo 127\.0\.0\.1.*did you mean lo\?"):
-        interfaces.resolve("l0")
+        interfaces.resolve_interface("l0")
     for address in ("::1", "fe80::1%eth0", "2001:db8::7"):
         with pytest.raises(
             ConfigError, match=r"is an IPv6 address, and a manager listens on IPv4: name one of .*lo 127"
         ):
-            interfaces.resolve(address)
+            interfaces.resolve_interface(address)
     with pytest.raises(ConfigError, match="'eth0:7' is not a network of this host"):
-        interfaces.resolve("eth0:7")
+        interfaces.resolve_interface("eth0:7")
 
 
 def _other(folder: SessionFolder, before: lease.LeaseHolder) -> lease.LeaseHolder | None:
-    holder = lease.read(folder.lease)
+    holder = lease.read_lease(folder.lease)
     return holder if holder is not None and holder.token != before.token else None

@@ -15,7 +15,7 @@ from session.test_session_up import stoker
 
 from stoker.errors import SessionError
 from stoker.manager.executor import membership
-from stoker.manager.executor.client import Link
+from stoker.manager.executor.client import ClientLink
 from stoker.manager.live.interfaces import explain_missing_route
 from stoker.protocol import wire
 from stoker.protocol.session import SessionFile, SessionFolder
@@ -23,9 +23,9 @@ from stoker.protocol.session import SessionFile, SessionFolder
 NO_NETWORK = ["unshare", "--net"]
 JOIN = """
 import sys
-from stoker.manager.executor.client import Link
+from stoker.manager.executor.client import ClientLink
 from stoker.protocol.session import SessionFolder
-Link(SessionFolder(sys.argv[1])).wait_joined(0.3)
+ClientLink(SessionFolder(sys.argv[1])).wait_joined(0.3)
 """
 DOWN = f"the loopback interface of {socket.gethostname()} is down; bring it up: ip link set lo up"
 
@@ -84,7 +84,7 @@ def test_error_about_an_unanswered_join_refers_to_the_log(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1] if listens else 1
         folder.write(SessionFile("test", wire.VERSION, f"tcp://127.0.0.1:{port}", key_pair().public))
-        with closing(Link(folder)) as link, pytest.raises(SessionError, match=f"{why}; its log may show why"):
+        with closing(ClientLink(folder)) as link, pytest.raises(SessionError, match=f"{why}; its log may show why"):
             link.wait_joined(0.3)
     [said] = [record.getMessage() for record in caplog.records if "this program waits" in record.getMessage()]
     assert said.startswith(f"session test: its manager at tcp://127.0.0.1:{port} {why}")

@@ -22,7 +22,7 @@ from session.test_session_up import stoker
 from stoker.errors import SessionError
 from stoker.manager.cli.ask import NoAnswerError, Observer, SessionEndedError
 from stoker.manager.executor import detached
-from stoker.manager.executor.client import Link
+from stoker.manager.executor.client import ClientLink
 from stoker.manager.live import interfaces, lease, presence
 from stoker.protocol import wire
 from stoker.protocol.session import SessionFile, SessionFolder, find_session
@@ -71,7 +71,7 @@ def port_of(folder: SessionFolder) -> int:
 
 
 def lose_manager(world: World, folder: SessionFolder) -> None:
-    there = lease.read(folder.lease)
+    there = lease.read_lease(folder.lease)
     assert there is not None
     managers = [pid for pid in world.of("stoker.manager.main") if str(folder.path) in command_of(pid)]
     kill([pid for pid in managers if "--kept" in command_of(pid)])
@@ -146,8 +146,8 @@ def test_frozen_manager_counts_as_running(manager: Manager, monkeypatch: pytest.
 
     assert manager.process is not None
     manager.process.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr(presence, "_answers_or_renews", no_answer_is_waited_for)
-    assert presence.is_up(manager.folder)
+    monkeypatch.setattr(presence, "_answers_or_renews_lease", no_answer_is_waited_for)
+    assert presence.is_manager_up(manager.folder)
 
 
 @pytest.mark.long
@@ -157,8 +157,8 @@ def test_manager_that_does_not_listen_yet_is_neither_up_nor_gone(
     other = session_folder(tmp_path / "other")
     other.launch.touch()
     other.write(SessionFile("other", wire.VERSION, folder.read().address, other.read_key("server").public))
-    lease.take(other.lease)
-    assert not presence.is_up(other)
+    lease.take_lease(other.lease)
+    assert not presence.is_manager_up(other)
     with pytest.raises(SessionEndedError, match=r"the manager of session other \(pid \d+ on .*\) does not listen yet"):
         Observer(other)
 
@@ -168,7 +168,7 @@ def test_ended_session_is_not_up_if_its_port_is_reused(manager: Manager) -> None
         observer.end("enough")
     assert manager.ended() == 0
     with socket.create_server(("127.0.0.1", port_of(manager.folder))):
-        assert not presence.is_up(manager.folder)
+        assert not presence.is_manager_up(manager.folder)
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"\0" * 40)], ids=["none", "damaged"])
@@ -178,18 +178,18 @@ def test_manager_without_a_lease_is_recognized_by_its_handshake(manager: Manager
     manager.process.send_signal(signal.SIGSTOP)
     damage(manager.folder.lease)
     manager.process.send_signal(signal.SIGCONT)
-    assert presence.is_up(manager.folder)
+    assert presence.is_manager_up(manager.folder)
 
 
 def test_handshake_detects_the_manager_of_another_session(
     manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(presence, "SIGN_S", 100.0)
+    monkeypatch.setattr(presence, "MAX_CHECK_S", 100.0)
     other = session_folder(tmp_path / "other")
     file = manager.folder.read()
     other.write(SessionFile("other", wire.VERSION, file.address, other.read_key("server").public))
     began = time.monotonic()
-    assert not presence.is_up(other)
+    assert not presence.is_manager_up(other)
     assert time.monotonic() - began < 50, "the command does not wait for a lease"
 
 
@@ -212,20 +212,20 @@ def elsewhere(folder: SessionFolder) -> Iterator[psutil.Process]:
 
 
 def test_remote_manager_that_renews_is_up(folder: SessionFolder, elsewhere: psutil.Process) -> None:
-    assert presence.is_up(folder)
+    assert presence.is_manager_up(folder)
     with pytest.raises(NoAnswerError, match=r"the manager of session test \(pid 1 on .*\) at tcp:.* does not answer"):
         Observer(folder, timeout_s=0.2).__enter__()
     said = r"its manager \(pid 1 on .*\) at tcp:.* but does not answer"
-    with closing(Link(folder)) as link, pytest.raises(SessionError, match=said):
+    with closing(ClientLink(folder)) as link, pytest.raises(SessionError, match=said):
         link.wait_joined(0.2)
 
 
 def test_remote_manager_with_an_unrenewed_lease_is_gone(
     folder: SessionFolder, elsewhere: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(presence, "SIGN_S", 1.0)
+    monkeypatch.setattr(presence, "MAX_CHECK_S", 1.0)
     elsewhere.suspend()
-    assert not presence.is_up(folder)
+    assert not presence.is_manager_up(folder)
 
 
 @pytest.mark.long
@@ -233,10 +233,10 @@ def test_no_manager_starts_next_to_an_unreachable_remote_manager(
     folder: SessionFolder, elsewhere: psutil.Process
 ) -> None:
     folder.launch.write_text(json.dumps({"session": "test", "options": []}))
-    before = lease.read(folder.lease)
+    before = lease.read_lease(folder.lease)
     assert before is not None
-    assert detached.start(folder, waiting=lambda _: None).token == before.token
+    assert detached.start_session_manager(folder, on_wait=lambda _: None).token == before.token
     assert "already has a manager (pid 1 on " in folder.manager_log.read_text()
-    after = lease.read(folder.lease)
+    after = lease.read_lease(folder.lease)
     assert after is not None
     assert (after.token, after.counter > before.counter) == (before.token, True)

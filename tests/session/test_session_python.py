@@ -11,7 +11,7 @@ from live.peers import Manager, key_pair, session_folder
 
 from stoker.errors import SessionError
 from stoker.manager.cli.ask import Observer
-from stoker.manager.executor.client import Link
+from stoker.manager.executor.client import ClientLink
 from stoker.protocol import wire
 from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
 
@@ -28,7 +28,7 @@ def written(folder: SessionFolder, python: str) -> None:
 def test_program_of_another_python_is_refused_with_both_versions(folder: SessionFolder) -> None:
     written(folder, "3.0")
     with pytest.raises(SessionError) as refused:
-        Link(folder)
+        ClientLink(folder)
     assert "session k3v9 uses Python 3.0" in str(refused.value)
     assert f"under Python {PYTHON}" in str(refused.value)
     assert "stoker up" in str(refused.value)
@@ -37,7 +37,7 @@ def test_program_of_another_python_is_refused_with_both_versions(folder: Session
 @pytest.mark.parametrize("python", ["", PYTHON])
 def test_program_of_the_same_python_joins(folder: SessionFolder, python: str) -> None:
     written(folder, python)
-    Link(folder).close()
+    ClientLink(folder).close()
 
 
 def test_read_only_clients_may_use_any_python(folder: SessionFolder) -> None:

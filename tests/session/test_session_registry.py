@@ -16,10 +16,10 @@ from stoker.errors import SessionError
 from stoker.manager.cli import session_choice
 from stoker.manager.cli.main import cli
 from stoker.manager.cli.sessions import SessionState
-from stoker.manager.cli.sessions import known_sessions as list_sessions
+from stoker.manager.cli.sessions import list_sessions as list_sessions
 from stoker.manager.executor import detached
 from stoker.manager.executor.detached import is_session_starting
-from stoker.manager.executor.processes import KEPT_SESSIONS, register
+from stoker.manager.executor.processes import KEPT_SESSIONS, register_session
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder, find_session, is_session_folder
 
@@ -32,15 +32,15 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def session(path: Path, name: str, *, over: str = "", up: bool = False, pid: int = 0) -> None:
     folder = SessionFolder(path / name)
-    folder.make()
+    folder.create_folders()
     folder.write(SessionFile(name, 4, "tcp://127.0.0.1:1", "key"))
     if over or pid:
-        started = lease.locks.started(pid or os.getpid()) or 1
-        holder = lease.LeaseHolder("here", lease.locks.machine(), pid or os.getpid(), started, "token", over=over)
+        started = lease.locks.process_start_ticks(pid or os.getpid()) or 1
+        holder = lease.LeaseHolder("here", lease.locks.machine_id(), pid or os.getpid(), started, "token", over=over)
         folder.lease.write_bytes(msgspec.json.encode(holder))
     if up:
         folder.launch.write_bytes(b"{}")
-    register(folder)
+    register_session(folder)
 
 
 def known() -> set[str]:
@@ -95,11 +95,11 @@ def test_session_with_a_removed_folder_is_forgotten(tmp_path: Path) -> None:
 
 def begun(path: Path, *, ago_s: float = 0.0) -> SessionFolder:
     folder = SessionFolder(path)
-    folder.make()
-    folder.launch.write_bytes(msgspec.json.encode(detached.Launch(path.name, ())))
+    folder.create_folders()
+    folder.launch.write_bytes(msgspec.json.encode(detached.LaunchOptions(path.name, ())))
     for place in (folder.launch, *path.iterdir(), path):
         os.utime(place, (time.time() - ago_s,) * 2)
-    register(folder, name=path.name)
+    register_session(folder, name=path.name)
     return folder
 
 
@@ -121,7 +121,7 @@ def test_session_that_never_started_is_not_awaited_and_is_pruned(tmp_path: Path)
     home = state_folder()
     begun(home / "sessions.d" / "dead", ago_s=3600)
     # the command was killed before it registered the session
-    SessionFolder(home / "sessions.d" / "half").make()
+    SessionFolder(home / "sessions.d" / "half").create_folders()
     for place in ((half := home / "sessions.d" / "half"), *half.iterdir()):
         os.utime(place, (time.time() - 3600,) * 2)
     assert not any(is_session_starting(home / "sessions.d" / name) for name in ("dead", "half"))
@@ -146,13 +146,13 @@ def test_many_sessions_that_never_started_are_forgotten(tmp_path: Path) -> None:
 def test_concurrent_sessions_do_not_disturb_each_other(tmp_path: Path) -> None:
     folders = [SessionFolder(tmp_path / f"s{number}") for number in range(4)]
     for folder in folders:
-        folder.make()
+        folder.create_folders()
         folder.write(SessionFile(folder.path.name, 4, "tcp://127.0.0.1:1", "key"))
-    register(folders[0])
+    register_session(folders[0])
 
     def begin(folder: SessionFolder) -> None:
         for _ in range(150):
-            register(folder)
+            register_session(folder)
             assert find_session().path in {each.path for each in folders}
 
     with ThreadPoolExecutor(len(folders)) as threads:

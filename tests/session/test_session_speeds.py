@@ -17,7 +17,7 @@ import msgspec
 from stoker.pilot.devices import cpu
 from stoker.pilot.main import main
 
-share = cpu.share
+share = cpu.make_cpu_devices
 
 
 def of_another_kind(*arguments, **how):
@@ -27,7 +27,7 @@ def of_another_kind(*arguments, **how):
     )
 
 
-cpu.share = of_another_kind
+cpu.make_cpu_devices = of_another_kind
 raise SystemExit(main())
 """
 OLD = "cpu of an old node"
@@ -84,5 +84,5 @@ def test_speed_is_measured_and_kept_for_the_next_session(world: World, monkeypat
 
 
 def _estimates(store: PerformanceStore) -> dict[str, Any]:
-    recipes = {found.recipe for function in store.functions() for found in store.recipes_of(function)}
+    recipes = {found.recipe for function in store.list_functions() for found in store.recipes_of(function)}
     return {recipe: store.estimates(recipe) for recipe in recipes}

@@ -82,7 +82,7 @@ class Up:
         return read_session_status(self.name)[1].status
 
     def holder(self) -> lease.LeaseHolder:
-        holder = lease.read(self.folder.lease)
+        holder = lease.read_lease(self.folder.lease)
         assert holder is not None
         return holder
 
@@ -95,7 +95,7 @@ class Up:
     def kill_managers(self) -> None:
         while managers := self.world.of(MANAGER):  # a keeper may have started another manager meanwhile
             kill(managers)
-        until(lambda: not detached.is_up(self.folder))
+        until(lambda: not detached.is_manager_up(self.folder))
 
 
 def stoker(world: World, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -237,7 +237,7 @@ def test_attach_restarts_a_manager_whose_keeper_is_dead(up: Up) -> None:
     attached = up.world.spawn(
         [sys.executable, "-m", "stoker.manager.cli.entry", "attach", up.name], folder=up.world.path
     )
-    until(lambda: detached.is_up(up.folder), limit_s=60)
+    until(lambda: detached.is_manager_up(up.folder), limit_s=60)
     assert attached.stdout is not None
     assert until(attached.stdout.readline, limit_s=60).startswith(f"session {up.name} · up ")
     attached.send_signal(signal.SIGINT)
@@ -255,7 +255,7 @@ def test_start_is_repeated_if_the_first_manager_is_killed(up: Up) -> None:
     with hold_lease(up.folder.lease) as first, ThreadPoolExecutor(1) as aside:
         log = up.folder.manager_log
         begun = log.stat().st_size
-        coming = aside.submit(detached.start, up.folder, waiting=lambda _: None)
+        coming = aside.submit(detached.start_session_manager, up.folder, on_wait=lambda _: None)
         until(lambda: b"already has a manager" in log.read_bytes()[begun:], limit_s=60)
         time.sleep(0.5)
         first.kill()
@@ -287,7 +287,7 @@ def test_down_ends_everything_and_the_session_stays_ended(world: World, tmp_path
     assert "no session is up; `stoker up SITE` starts one" in stoker(world, "attach").stderr
     assert "is over: stoker down" in stoker(world, "attach", up.name).stderr
     with pytest.raises(SessionError, match="is over: stoker down"):
-        detached.find(up.name)
+        detached.find_and_restart_session(up.name)
 
 
 @pytest.mark.parametrize("damaged", ["lease", "site"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.worlds import source, world
 
-from stoker.contexts.step_times import StepSample, StepTimes, times_of
+from stoker.contexts.step_times import StepSample, StepTimes, group_samples
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.world import ContextModel, EngineModel, World
 from stoker.protocol.calls import Objective
@@ -27,7 +27,7 @@ def step_times() -> StepTimes:
         for rows in (1, 2, 4, 8, 16, 32, 64)
         for length in (8, 512, 4096)
     ]
-    return times_of([*prefill, *decode])
+    return group_samples([*prefill, *decode])
 
 
 def engine(**more: Any) -> EngineModel:

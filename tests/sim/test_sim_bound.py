@@ -19,10 +19,10 @@ from stoker.manager.core.nouns import Context
 from stoker.manager.core.seams import Action, Dispatch, Load, Policies, View
 from stoker.manager.policies import SHIPPED, HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.policies.where_to_load import accepts_device_kind
-from stoker.manager.sim.bound import Bound, Limit, lower_bound
+from stoker.manager.sim.bound import BoundReason, LowerBound, compute_lower_bound
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World, limited
+from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World, limit_awareness
 from stoker.protocol.ids import RecipeKey
 from stoker.site import BASELINES, Duration, Size
 
@@ -83,7 +83,7 @@ REACHED = {
 @pytest.mark.parametrize("name", REACHED)
 def test_lower_bound_equals_the_known_optimum(name: str) -> None:
     small, arrivals, optimum = REACHED[name]
-    assert lower_bound(small, arrivals).ends_at == pytest.approx(optimum, abs=1e-3)
+    assert compute_lower_bound(small, arrivals).ends_at == pytest.approx(optimum, abs=1e-3)
     if arrivals:
         assert simulate(small, arrivals)[1].ended_at == pytest.approx(optimum, abs=1e-3)
 
@@ -93,12 +93,12 @@ def test_lower_bound_equals_the_known_optimum(name: str) -> None:
 
 def test_lower_bound_counts_devices_until_their_removal() -> None:
     pool = source([(0.0, 2), (30.5, 1)])
-    assert lower_bound(world(pool, model()), calls(100)).ends_at == pytest.approx(30.5 + 59.0, abs=1e-3)
+    assert compute_lower_bound(world(pool, model()), calls(100)).ends_at == pytest.approx(30.5 + 59.0, abs=1e-3)
 
 
 def test_lower_bound_counts_one_load_per_block_with_a_walltime() -> None:
     pool = source(1, walltime_s=Duration(100.0), keep_pending=1)
-    bound = lower_bound(world(pool, model()), calls(150)).ends_at
+    bound = compute_lower_bound(world(pool, model()), calls(150)).ends_at
     # the bound assumes that a device runs calls for 90 of every 100 s: 166.7 s; the optimum is 170 s
     assert bound == pytest.approx(150.0 / 0.9, abs=1e-3)
     assert bound < simulate(world(pool, model()), calls(150))[1].ended_at
@@ -107,7 +107,7 @@ def test_lower_bound_counts_one_load_per_block_with_a_walltime() -> None:
 def test_files_already_read_for_another_context_are_cached() -> None:
     early, late = model(files=FILES, load_s=0.0), model(files=(*FILES, Files("code", Size(GB))), load_s=0.0)
     small = several([1.0], {"early": early, "late": late}, links=Links(network=Rate(1.0 * GB)))
-    bound = lower_bound(small, [Arrival(0.0, "early"), Arrival(50.0, "late")])
+    bound = compute_lower_bound(small, [Arrival(0.0, "early"), Arrival(50.0, "late")])
     assert bound.ends_at == pytest.approx(50.0 + 1.0 + 1.0, abs=1e-3)
 
 
@@ -117,7 +117,7 @@ def test_gangs_and_checkpointing_calls_have_no_bound() -> None:
         (world(source(2), model(), delays=replace(NOW, progress_s=Duration(1.0))), calls(1)),
     ]
     for small, arrivals in unknown:
-        assert lower_bound(small, arrivals) == Bound(0.0, Limit.UNKNOWN)
+        assert compute_lower_bound(small, arrivals) == LowerBound(0.0, BoundReason.UNKNOWN)
 
 
 def test_lower_bound_of_impossible_work_is_infinite() -> None:
@@ -129,14 +129,14 @@ def test_lower_bound_of_impossible_work_is_infinite() -> None:
         (world(source(1, walltime_s=Duration(9.0)), model()), calls(1)),
     ]
     for small, arrivals in never:
-        assert lower_bound(small, arrivals).ends_at == math.inf
-        assert lower_bound(small, arrivals).limit is Limit.NEVER
-    assert lower_bound(never[0][0], calls(40)).ends_at == pytest.approx(50.0, abs=1e-3)
+        assert compute_lower_bound(small, arrivals).ends_at == math.inf
+        assert compute_lower_bound(small, arrivals).limit is BoundReason.NEVER
+    assert compute_lower_bound(never[0][0], calls(40)).ends_at == pytest.approx(50.0, abs=1e-3)
 
 
 def test_lower_bound_states_if_devices_or_a_call_limit_the_run() -> None:
-    assert lower_bound(world(source(1), model()), calls(100)).limit is Limit.DEVICES
-    assert lower_bound(world(source(4), model()), [*calls(9), Arrival(99.0, "llm")]).limit is Limit.CALL
+    assert compute_lower_bound(world(source(1), model()), calls(100)).limit is BoundReason.DEVICES
+    assert compute_lower_bound(world(source(4), model()), [*calls(9), Arrival(99.0, "llm")]).limit is BoundReason.CALL
 
 
 # ---- no shipped or crowding policy beats the bound
@@ -251,10 +251,10 @@ def test_no_policy_finishes_before_the_lower_bound(
         Arrival(at, contexts[which % len(contexts)], items=items, fixed_s=fixed_s, items_done=(items + 1) // 2)
         for at, which, items, fixed_s in sorted(some)
     ]
-    bound = lower_bound(small, arrivals, seed=seed)
+    bound = compute_lower_bound(small, arrivals, seed=seed)
     for name in names:
         policies = made(name)
-        run = Simulation(limited(small, policies.awareness), arrivals, policies, seed=seed)
+        run = Simulation(limit_awareness(small, policies.awareness), arrivals, policies, seed=seed)
         outcome = run.run(until_s=600.0)
         if outcome.complete and not outcome.failed:
             assert outcome.ended_at >= bound.ends_at * (1 - 1e-12), f"{name}: {bound}"

@@ -15,13 +15,13 @@ from stoker.manager.core.seams import Load, Policies
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.device import RunningWork, SimulatedDevice, begin_work
-from stoker.manager.sim.log import Happened, TokenTimes
+from stoker.manager.sim.device import DeviceWork, SimulatedDevice, begin_work
+from stoker.manager.sim.log import LoggedEvent, TokenTimes
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.virtual_engine import VirtualEngine
 from stoker.manager.sim.world import World
-from stoker.manager.study.measures import compute_run_figures, measure
-from stoker.pilot.core.turns import PATIENCE_S, TurnRequest, next_turns
+from stoker.manager.study.measures import compute_run_figures, measure_run
+from stoker.pilot.core.turns import MAX_HEADROOM_S, TurnRequest, choose_next_turns
 from stoker.protocol.calls import Objective
 from stoker.protocol.ids import DeviceId, LibraryId, RecipeKey
 
@@ -34,22 +34,22 @@ class Clock:
     def __init__(self) -> None:
         self.agenda = Agenda()
         self.device = SimulatedDevice(self.agenda)
-        self.works: dict[str, RunningWork] = {}
+        self.works: dict[str, DeviceWork] = {}
         self.ended: dict[str, float] = {}
         self.ran: dict[str, float] = {}
 
     def begin(self, name: str, seconds: float, *, part: float = 1.0, at: float = 0.0) -> None:
         def ends(which: str) -> None:
             self.ended[which] = self.agenda.now
-            self.ran[which] = self.device.done(self.works[which])
+            self.ran[which] = self.device.finish_work(self.works[which])
 
         def begins() -> None:
             self.works[name] = begin_work((self.device,), seconds, part=part, then=ends, args=(name,))
 
-        self.agenda.at(at, begins)
+        self.agenda.schedule_at(at, begins)
 
     def run(self) -> dict[str, float]:
-        while self.agenda.steps(1):
+        while self.agenda.run_entries(1):
             pass
         return self.ended
 
@@ -79,7 +79,7 @@ def test_calls_slow_down_only_if_they_exceed_the_device(
 @pytest.mark.parametrize("pool", [1, [(0.0, 1), (20.0, 0), (40.0, 1)]], ids=["stays", "lost"])
 def test_busy_time_of_a_device_never_exceeds_its_held_time(pool: int | list[tuple[float, int]]) -> None:
     simulation, outcome = simulate(world(source(pool), model(slots=4)), calls(100))
-    measured = measure(simulation.log, until_s=outcome.ended_at)
+    measured = measure_run(simulation.log, until_s=outcome.ended_at)
     assert measured.useful_s == pytest.approx(100.0)  # four calls run at a time
     assert outcome.busy_s == pytest.approx(25.0, abs=1.0)
     assert compute_run_figures(simulation.log, outcome, measured).busy == pytest.approx(
@@ -92,7 +92,7 @@ def test_stopped_work_returns_its_finished_part_and_frees_capacity() -> None:
     clock, parts = Clock(), []
     clock.begin("a", 10.0)
     clock.begin("b", 10.0)
-    clock.agenda.at(8.0, lambda: parts.append(clock.device.stop(clock.works["b"])))
+    clock.agenda.schedule_at(8.0, lambda: parts.append(clock.device.stop_work(clock.works["b"])))
     assert clock.run() == pytest.approx({"a": 14.0})
     assert parts == [pytest.approx(0.4)]
 
@@ -141,7 +141,7 @@ def twice(*, promise: int) -> Policies:
 def test_two_libraries_of_a_device_are_no_faster_than_one(slots: int) -> None:
     run = Simulation(world(source(1), model(slots=slots)), calls(40), twice(promise=8 * GB))
     assert run.run().ended_at == pytest.approx(10.0 + 40.0 / slots)
-    assert list(run.log.what).count(Happened.LIBRARY_READY) == 2
+    assert list(run.log.what).count(LoggedEvent.LIBRARY_READY) == 2
 
 
 def test_library_promised_less_than_it_uses_runs_out_of_memory() -> None:
@@ -165,10 +165,10 @@ def together(*streams: list[Arrival]) -> list[Arrival]:
 def turn_by_turn(arrivals: list[Arrival], contexts: int) -> list[TokenTimes]:
     """Return the token times of engines that share a device, computed step by step."""
     model = engine()
-    engines = [VirtualEngine(StepSeconds(step_times()), model.limits(0)) for _ in range(contexts)]
+    engines = [VirtualEngine(StepSeconds(step_times()), model.make_batch_limits(0)) for _ in range(contexts)]
     times = [
-        TokenTimes(each.at_s, each.prompt, each.written, each.at_s + (each.objective.first_token_s(each.prompt)
-                   or math.inf), each.objective.tpot_s)
+        TokenTimes(each.at_s, each.prompt_tokens, each.output_tokens,
+                   each.at_s + (each.objective.first_token_s(each.prompt_tokens) or math.inf), each.objective.tpot_s)
         for each in arrivals
     ]  # fmt: skip
     coming, now, since = list(range(len(arrivals)))[::-1], 0.0, [math.nan] * contexts
@@ -179,7 +179,7 @@ def turn_by_turn(arrivals: list[Arrival], contexts: int) -> list[TokenTimes]:
             place = NAMES.index(arrivals[number].context)
             if not len(engines[place]):
                 since[place] = arrivals[number].at_s
-            engines[place].add(number, times[number], now=arrivals[number].at_s)
+            engines[place].add_request(number, times[number], now=arrivals[number].at_s)
 
     while any(one.seen < one.output for one in times):
         come(now)
@@ -191,11 +191,11 @@ def turn_by_turn(arrivals: list[Arrival], contexts: int) -> list[TokenTimes]:
         if not asked:
             now = arrivals[coming[-1]].at_s
             continue
-        [place] = next_turns(asked, ())
-        engines[place].begin(now)
+        [place] = choose_next_turns(asked, ())
+        engines[place].begin_steps(now)
         now = engines[place].ends_at
         come(now)  # requests that arrived during this step join the next step
-        engines[place].end(now)
+        engines[place].end_steps(now)
         since[place] = now
     return times
 
@@ -214,7 +214,7 @@ def test_simulated_engines_take_turns_like_real_engines(contexts: int, seed: int
     assert outcome.lost_pilots == 0
     assert outcome.calls == len(first) + len(later)
     expected = turn_by_turn([*first, *later], contexts)[len(first) :]
-    ttft, late = values(run.log, Happened.TOKEN_FIRST), values(run.log, Happened.TOKEN_LATE)
+    ttft, late = values(run.log, LoggedEvent.TOKEN_FIRST), values(run.log, LoggedEvent.TOKEN_LATE)
     calls = range(len(first), outcome.calls)
     assert [ttft[call] for call in calls] == pytest.approx([one.ttft_s for one in expected], abs=1e-4)
     assert [late[call] for call in calls] == pytest.approx([one.late_s for one in expected], abs=1e-4)
@@ -226,8 +226,8 @@ def test_hopelessly_late_library_starves_no_other() -> None:
     first = [Arrival(0.0, name, input_length=8, output=1) for name in NAMES[:2]]
     patient = [Arrival(61.0, "other", input_length=16, output=4)]
     run, _ = simulate(shared(2), [*first, *greedy, *patient])
-    ended = {call: at_s for at_s, call, _ in rows(run.log, Happened.CALL_ENDED)}
-    assert ended[6] < 61.0 + 4 * (PATIENCE_S + 0.1) < ended[2]
+    ended = {call: at_s for at_s, call, _ in rows(run.log, LoggedEvent.CALL_ENDED)}
+    assert ended[6] < 61.0 + 4 * (MAX_HEADROOM_S + 0.1) < ended[2]
 
 
 def test_ended_library_leaves_the_device_to_the_others() -> None:

@@ -14,10 +14,10 @@ from stoker.errors import ConfigError
 from stoker.manager.core.seams import Policies
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
 from stoker.manager.sim.batch_run import TimedRequest, batch_run
-from stoker.manager.sim.bound import lower_bound
-from stoker.manager.sim.check import in_order, refuse_impossible
+from stoker.manager.sim.bound import compute_lower_bound
+from stoker.manager.sim.check import check_arrivals, raise_for_impossible_setting
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.log import EventLog, LoggedEvent
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, DeviceKind
 from stoker.protocol.calls import Features
@@ -27,21 +27,21 @@ CUT_S = 36.0
 """Time in seconds at which one of two blocks is lost."""
 
 
-def rows(log: EventLog, what: Happened) -> list[tuple[float, int, float]]:
+def rows(log: EventLog, what: LoggedEvent) -> list[tuple[float, int, float]]:
     found = zip(log.at_s, log.what, log.call, log.value, strict=True)
     return [(at_s, call, value) for at_s, each, call, value in found if each == what]
 
 
-def values(log: EventLog, what: Happened) -> dict[int, float]:
+def values(log: EventLog, what: LoggedEvent) -> dict[int, float]:
     return {call: value for _, call, value in rows(log, what)}
 
 
 def in_batch(arrivals: list[Arrival]) -> list[TimedRequest]:
     found = []
     for each in arrivals:
-        due_at = each.at_s + each.objective.first_token_s(each.prompt)
+        due_at = each.at_s + each.objective.first_token_s(each.prompt_tokens)
         at_s, tpot_s = max(LOADED_S, each.at_s), each.objective.tpot_s
-        found.append(TimedRequest(at_s, each.prompt, each.written, due_at, tpot_s))
+        found.append(TimedRequest(at_s, each.prompt_tokens, each.output_tokens, due_at, tpot_s))
     return found
 
 
@@ -54,9 +54,9 @@ def test_library_serves_its_calls_like_its_engine(limits: dict[str, int], every_
     arrivals, model = requests(80, seed=seed, every_s=every_s), engine(**limits)
     run, outcome = simulate(one_world(served(model)), arrivals)
     assert (outcome.calls, outcome.failed) == (81, {})
-    ended = {call: at_s for at_s, call, _ in rows(run.log, Happened.CALL_ENDED)}
-    first = values(run.log, Happened.TOKEN_FIRST)
-    expected = batch_run(model.times, model.limits(0), in_batch(arrivals))
+    ended = {call: at_s for at_s, call, _ in rows(run.log, LoggedEvent.CALL_ENDED)}
+    first = values(run.log, LoggedEvent.TOKEN_FIRST)
+    expected = batch_run(model.times, model.make_batch_limits(0), in_batch(arrivals))
     calls = sorted(ended)  # calls are numbered in order of arrival
     assert [ended[call] for call in calls] == pytest.approx([end.ended_at for end in expected], abs=2e-6)
     firsts = [at.at_s + first[call] for at, call in zip(arrivals, calls, strict=True)]
@@ -67,15 +67,15 @@ def test_preempted_library_loses_its_batch_and_its_calls_run_again() -> None:
     arrivals = requests(60, every_s=0.1, output=200)
     two = one_world(served(engine(rows=8), slots=8), [(0.0, 2), (CUT_S, 1)], keep_pending=2)
     run, outcome = simulate(two, arrivals)
-    left = {call for _, call, _ in rows(run.log, Happened.CALL_LEFT)}
+    left = {call for _, call, _ in rows(run.log, LoggedEvent.CALL_LEFT)}
     assert outcome.lost_pilots == 1
     assert outcome.rerun_calls == len(left) > 0
     assert (outcome.calls, outcome.failed) == (61, {})
-    assert set(Counter(call for _, call, _ in rows(run.log, Happened.CALL_ENDED)).values()) == {1}
-    began = Counter(call for _, call, _ in rows(run.log, Happened.CALL_BEGAN))
+    assert set(Counter(call for _, call, _ in rows(run.log, LoggedEvent.CALL_ENDED)).values()) == {1}
+    began = Counter(call for _, call, _ in rows(run.log, LoggedEvent.CALL_BEGAN))
     assert {call for call, times in began.items() if times == 2} == left
     # The program has all pieces of the ended library, so the next piece comes after the second prefill.
-    gaps, first = values(run.log, Happened.TOKEN_GAP), values(run.log, Happened.TOKEN_FIRST)
+    gaps, first = values(run.log, LoggedEvent.TOKEN_GAP), values(run.log, LoggedEvent.TOKEN_FIRST)
     interrupted = [call for call in left if first[call] + arrivals[call].at_s < CUT_S]
     assert interrupted
     assert all(gaps[call] > 0.1 for call in interrupted)
@@ -112,7 +112,7 @@ def test_first_token_limit_grows_with_the_input_up_to_a_maximum() -> None:
         Arrival(30.0, "llm", input_length=1024, output=2, objective=replace(SLINFER, ttft_most_s=1.0)),
     ]
     run, _ = simulate(one_world(served(engine(prefill_tokens=2048))), arrivals)
-    late = [value for _, _, value in rows(run.log, Happened.TOKEN_LATE)]
+    late = [value for _, _, value in rows(run.log, LoggedEvent.TOKEN_LATE)]
     assert late == pytest.approx([1.024 - 2.0, 1.024 - 1.0])
 
 
@@ -120,7 +120,7 @@ def test_prompt_too_long_for_every_cache_fails_its_call_alone() -> None:
     arrivals = [Arrival(0.0, "llm", input_length=n, output=10, objective=SLINFER) for n in (100, 5000, 100)]
     run, outcome = simulate(one_world(served(engine(cache_tokens=1024))), arrivals)
     assert (outcome.calls, outcome.items, outcome.failed) == (3, 2, {"exception": 1})
-    assert sorted(values(run.log, Happened.TOKEN_LATE).values())[-1] == math.inf
+    assert sorted(values(run.log, LoggedEvent.TOKEN_LATE).values())[-1] == math.inf
 
 
 def test_manager_receives_the_size_of_a_batch() -> None:
@@ -145,7 +145,7 @@ def test_calls_of_other_contexts_on_the_device_slow_its_steps_down() -> None:
     ]
     run, _ = simulate(both, arrivals)
     alone_s = 0.016 + sum(0.011 + 1e-6 * length for length in range(17, 417))
-    ended = [at_s for at_s, _, _ in rows(run.log, Happened.CALL_ENDED)]
+    ended = [at_s for at_s, _, _ in rows(run.log, LoggedEvent.CALL_ENDED)]
     left_s = 20.0 + alone_s - 22.0
     # the first call has half of the device after the start of the second call
     assert ended[1] == pytest.approx(22.0 + 2 * left_s, abs=0.05)
@@ -155,9 +155,9 @@ def test_calls_of_other_contexts_on_the_device_slow_its_steps_down() -> None:
 def test_context_without_set_slots_uses_the_slots_of_its_library() -> None:
     _, outcome = simulate(world(source(1), replace(model(), slots=0)), [Arrival(0.0, "llm") for _ in range(5)])
     assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # without an engine a library runs one call at a time
-    assert lower_bound(world(source(1), replace(model(), slots=0)), [Arrival(0.0, "llm")] * 5).ends_at == pytest.approx(
-        15.0, abs=1e-3
-    )
+    assert compute_lower_bound(
+        world(source(1), replace(model(), slots=0)), [Arrival(0.0, "llm")] * 5
+    ).ends_at == pytest.approx(15.0, abs=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -167,37 +167,37 @@ def test_context_without_set_slots_uses_the_slots_of_its_library() -> None:
 )
 def test_no_run_with_an_engine_ends_before_the_lower_bound(context: ContextModel, seed: int) -> None:
     arrivals = requests(40, seed=seed, from_s=0.0, every_s=0.02)
-    bound = lower_bound(one_world(context, 2), arrivals)
+    bound = compute_lower_bound(one_world(context, 2), arrivals)
     _, outcome = simulate(one_world(context, 2), arrivals)
     assert bound.ends_at <= outcome.ended_at
 
 
 def test_lower_bound_is_near_the_time_of_a_single_long_request() -> None:
     arrivals = [Arrival(0.0, "llm", input_length=1, output=1001)]
-    bound, (_, outcome) = lower_bound(one_world(served()), arrivals), simulate(one_world(served()), arrivals)
+    bound, (_, outcome) = compute_lower_bound(one_world(served()), arrivals), simulate(one_world(served()), arrivals)
     assert 0.9 * outcome.ended_at < bound.ends_at <= outcome.ended_at
 
 
 def test_impossible_engine_settings_are_refused() -> None:
     wrong = replace(one_world(served()), contexts={"llm": served().__class__(engine={"tpu": engine()})})
     with pytest.raises(ConfigError, match="'tpu', which is not a device"):
-        refuse_impossible(wrong, wanted=["llm"])
+        raise_for_impossible_setting(wrong, wanted=["llm"])
     cpu = replace(wrong.sources[0], name="nodes", kind="cpu")
     some = replace(
         wrong, devices={**wrong.devices, "cpu": DeviceKind(Size(24_000_000_000))}, sources=(*wrong.sources, cpu),
         contexts={"llm": served().__class__(engine={"gpu": engine()})},
     )  # fmt: skip
     with pytest.raises(ConfigError, match="may be on 'cpu', whose step times are not known"):
-        refuse_impossible(some, wanted=["llm"])
+        raise_for_impossible_setting(some, wanted=["llm"])
     with pytest.raises(ConfigError, match="such a call is one request"):
-        list(in_order(one_world(served()), [Arrival(0.0, "llm", items=2)]))
+        list(check_arrivals(one_world(served()), [Arrival(0.0, "llm", items=2)]))
     with pytest.raises(ValueError, match="item: the step times of its engine set"):
         ContextModel(engine={"": engine()}, item_s={"": Duration(1.0)})
     with pytest.raises(ValueError, match="an engine needs prefill and decode"):
         engine().__class__(replace(step_times(), decode=()))
     short = one_world(served(), walltime_s=Duration(60.0))
     with pytest.raises(ConfigError, match=r"can never end: 10000 tokens take"):
-        list(in_order(short, [Arrival(0.0, "llm", input_length=5, output=10_000)]))
+        list(check_arrivals(short, [Arrival(0.0, "llm", input_length=5, output=10_000)]))
 
 
 def test_counted_log_groups_token_times_within_about_one_percent() -> None:
@@ -205,9 +205,9 @@ def test_counted_log_groups_token_times_within_about_one_percent() -> None:
     each, _ = simulate(one_world(served()), arrivals)
     counted = Simulation(one_world(served()), arrivals, default_policies(), counted=True)
     counted.run()
-    for what in (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP):
+    for what in (LoggedEvent.TOKEN_FIRST, LoggedEvent.TOKEN_MEAN, LoggedEvent.TOKEN_GAP):
         exact = sorted(values(each.log, what).values())
         classes = sorted(value for _, count, value in rows(counted.log, what) for _ in range(count))
         assert classes == pytest.approx(exact, rel=0.011)
-    met = sum(value <= 0 for value in values(each.log, Happened.TOKEN_LATE).values())
-    assert {value <= 0: count for _, count, value in rows(counted.log, Happened.TOKEN_LATE)}.get(True, 0) == met
+    met = sum(value <= 0 for value in values(each.log, LoggedEvent.TOKEN_LATE).values())
+    assert {value <= 0: count for _, count, value in rows(counted.log, LoggedEvent.TOKEN_LATE)}.get(True, 0) == met

@@ -7,7 +7,7 @@ from sim.worlds import calls, model, simulate, source, world
 
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.flows import Network, SharedLink, Transfer
-from stoker.manager.sim.log import Happened
+from stoker.manager.sim.log import LoggedEvent
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import Files, Links, Preempt, Rate
 from stoker.site import Size
@@ -25,10 +25,10 @@ class Clock:
         def done() -> None:
             self.arrived[name] = self.agenda.now
 
-        self.agenda.at(at, lambda: self.network.start(size, paths, done))
+        self.agenda.schedule_at(at, lambda: self.network.start(size, paths, done))
 
     def run(self) -> dict[str, float]:
-        while self.agenda.steps(1):
+        while self.agenda.run_entries(1):
             pass
         return self.arrived
 
@@ -51,7 +51,7 @@ def test_rerouted_transfer_keeps_its_received_bytes() -> None:
     clock, slow, fast = Clock(), SharedLink("slow", 1.0), SharedLink("fast", 9.0)
     arrived: list[float] = []
     transfer = clock.network.start(100, [(slow,)], lambda: arrived.append(clock.agenda.now))
-    clock.agenda.at(10.0, lambda: clock.network.lead(transfer, [(fast,)]))
+    clock.agenda.schedule_at(10.0, lambda: clock.network.reroute(transfer, [(fast,)]))
     clock.run()
     assert arrived == [pytest.approx(20.0)]
     assert transfer.moved == {0: pytest.approx(90.0)}
@@ -61,7 +61,7 @@ def test_stopped_transfer_never_arrives_and_uses_no_bandwidth() -> None:
     clock, link = Clock(), SharedLink("a", 10.0)
     clock.send("stays", 100, (link,))
     stopped = clock.network.start(1000, [(link,)], lambda: pytest.fail("it was stopped"))
-    clock.agenda.at(4.0, lambda: clock.network.stop(stopped))
+    clock.agenda.schedule_at(4.0, lambda: clock.network.stop(stopped))
     assert clock.run() == pytest.approx({"stays": 12.0})
 
 
@@ -76,7 +76,7 @@ def test_no_link_is_overfull_and_each_flow_crosses_a_full_link(rates: list[float
     for path in paths:
         mine = [links[n % len(links)] for n in sorted({n % len(links) for n in path})]
         sent.append((network.start(1e9, [mine], lambda: None), mine))
-    agenda.steps(1)  # the network computes the share of each flow
+    agenda.run_entries(1)  # the network computes the share of each flow
     rate = {transfer: sum(flow.rate for flow in transfer.flows) for transfer, _ in sent}
     used = {link: sum(rate[transfer] for transfer, mine in sent if link in mine) for link in links}
     for link in links:
@@ -96,7 +96,7 @@ FILES = (Files("weights", Size(10 * GB)),)
 def moved(run: Simulation) -> tuple[float, float]:
     return tuple(
         sum(value for each, value in zip(run.log.what, run.log.value, strict=True) if each == what) / GB
-        for what in (Happened.BYTES_SHARED, Happened.BYTES_PEER)
+        for what in (LoggedEvent.BYTES_SHARED, LoggedEvent.BYTES_PEER)
     )
 
 
@@ -111,7 +111,7 @@ def test_bytes_unread_by_a_lost_pilot_are_read_by_another_pilot() -> None:
     links = Links(shared=Rate(1.0 * GB), network=Rate(10.0 * GB))
     pool = source([(0.0, 2), (4.0, 1)], preempt=Preempt.OLDEST)
     run, outcome = simulate(world(pool, model(load_s=0.0, files=FILES), links=links), calls(2, items=5))
-    assert run.client.done
+    assert run.client.is_done
     # The lost pilot had read 4 of 10 GB and forwarded them; the other pilot reads the remaining 6 GB.
     assert outcome.ended_at == pytest.approx(4.0 + 6.0 + 2 * 5.0)
     assert moved(run) == pytest.approx((4.0 + 6.0, 4.0))

@@ -14,11 +14,18 @@ from stoker.manager.core.nouns import Call, CallState, Context, Library
 from stoker.manager.core.seams import Action, Changes, Evict, Policies, SendGang, View
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.log import EventLog, LoggedEvent
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.runs import WorkDone, best_speedup, least_s, parse_completed_work, plan_run_schedule, speedup
+from stoker.manager.sim.runs import (
+    CompletedWork,
+    compute_best_speedup,
+    compute_speedup,
+    minimum_call_s,
+    parse_completed_work,
+    plan_run_schedule,
+)
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Preempt, SourceModel, World
-from stoker.manager.study.measures import measure
+from stoker.manager.study.measures import measure_run
 from stoker.protocol.calls import CallSpec, Features
 from stoker.protocol.ids import make_call_id
 from stoker.site import Duration, Size
@@ -49,14 +56,14 @@ def hot(small: World, call: Arrival) -> Simulation:
 
 def runs(log: EventLog, call: int) -> list[tuple[float, float, int]]:
     """Return start, stop and rank of each part of a call, sorted by start."""
-    begins, stops = (Happened.CALL_BEGAN, Happened.PART_BEGAN), (
-        Happened.CALL_ENDED, Happened.PART_ENDED, Happened.CALL_LEFT, Happened.PART_LEFT
+    begins, stops = (LoggedEvent.CALL_BEGAN, LoggedEvent.PART_BEGAN), (
+        LoggedEvent.CALL_ENDED, LoggedEvent.PART_ENDED, LoggedEvent.CALL_LEFT, LoggedEvent.PART_LEFT
     )  # fmt: skip
     open_parts: dict[int, tuple[float, int]] = {}
     found = []
     for what, of, library, at_s, value in zip(log.what, log.call, log.library, log.at_s, log.value, strict=True):
         if of == call and what in begins:
-            open_parts[library] = at_s, 0 if what == Happened.CALL_BEGAN else int(value)
+            open_parts[library] = at_s, 0 if what == LoggedEvent.CALL_BEGAN else int(value)
         elif of == call and what in stops:
             began_at, rank = open_parts.pop(library)
             found.append((began_at, at_s, rank))
@@ -82,7 +89,7 @@ def test_gang_does_not_divide_fixed_work_and_may_skip_items() -> None:
     fixed = gang(4, fixed_s=5.0, items_done=40)
     run, outcome = simulate(cluster(4, model()), [fixed])
     assert outcome.ended_at == pytest.approx(10.0 + 5.0 + 10.0)
-    assert (outcome.items, run.log.value[run.log.what.index(Happened.CALL_CAME)]) == (40, 120.0)
+    assert (outcome.items, run.log.value[run.log.what.index(LoggedEvent.CALL_CAME)]) == (40, 120.0)
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -117,7 +124,7 @@ def test_library_of_several_devices_uses_them_all() -> None:
     assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # two libraries of four devices each run the calls
     assert (outcome.busy_s, outcome.warm_s) == (pytest.approx(8 * 5.0), pytest.approx(8 * 15.0))
     assert {library.needs.devices for library in (c.recipe for c in run.core.state.contexts.values())} == {4}
-    measured = measure(run.log)
+    measured = measure_run(run.log)
     assert (measured.useful_s, measured.loading_s, measured.held_s) == pytest.approx((40.0, 80.0, 120.0))
 
 
@@ -137,19 +144,19 @@ def test_gang_that_loses_a_member_resumes_from_its_checkpoint(delays: Delays, en
     assert outcome.ended_at == pytest.approx(ended_at, abs=1e-5)
     assert (outcome.failed, outcome.lost_pilots) == ({}, 1)
     # The other members stopped and kept their contexts.
-    assert Counter(run.log.what)[Happened.LIBRARY_READY] == 4
+    assert Counter(run.log.what)[LoggedEvent.LIBRARY_READY] == 4
 
 
 def test_measures_separate_useful_and_lost_work_of_a_gang() -> None:
     run = hot(cluster([(0.0, 4), (30.5, 3)], model(), delays=TALKS), gang(3, most=4))
     run.run()
-    measured = measure(run.log)
+    measured = measure_run(run.log)
     assert (measured.calls, measured.items, len(measured.turnarounds_s)) == (2, 121.0, 2)
     # One call took 1 s. The gang ran on four libraries until 30 s. Three libraries then ran the other 48 items. Four
     # libraries lost half a second each.
     assert measured.useful_s == pytest.approx(1.0 + 4 * 18.0 + 48.0)
     assert measured.lost_s == pytest.approx(4 * 0.5)
-    assert (measured.queue.value(20.0), measured.queue.values[-1]) == (0.0, 0.0)
+    assert (measured.queue.value_at(20.0), measured.queue.values[-1]) == (0.0, 0.0)
 
 
 class Halves(HottestFirst):
@@ -168,8 +175,8 @@ class Halves(HottestFirst):
         self.evicted = True
         return (Evict(held[0].id),)
 
-    def _gang(self, context: Context, call: Call) -> SendGang | None:
-        plan = super()._gang(context, call)
+    def _start_gang_if_ready(self, context: Context, call: Call) -> SendGang | None:
+        plan = super()._start_gang_if_ready(context, call)
         return replace(plan, libraries=plan.libraries[:2]) if plan is not None and self.evicted else plan
 
 
@@ -180,9 +187,9 @@ def test_evicted_gang_keeps_its_progress_and_libraries() -> None:
     assert {(began_at, rank) for began_at, _, rank in runs(run.log, 1)[:4]} == {(12.0, rank) for rank in range(4)}
     assert {(began_at, rank) for began_at, _, rank in runs(run.log, 1)[4:]} == {(20.0, 0), (20.0, 1)}
     assert outcome.ended_at == pytest.approx(20.0 + (120.0 - 4 * 8.0) / 2, abs=1e-5)
-    measured = measure(run.log)
+    measured = measure_run(run.log)
     assert (measured.useful_s, measured.lost_s) == (pytest.approx(121.0), pytest.approx(0.0))
-    assert Counter(run.log.what)[Happened.LIBRARY_ENDED] == 0
+    assert Counter(run.log.what)[LoggedEvent.LIBRARY_ENDED] == 0
 
 
 # ---- random worlds
@@ -193,7 +200,7 @@ def test_manager_learns_the_pace_of_gangs_from_progress_reports() -> None:
     run, _ = simulate(small, [gang(4), gang(2, at_s=1.0, items_done=50)])
     paces = run.core.state.contexts["llm"].paces
     for size in (2, 4):
-        assert paces.measured[size][0] == pytest.approx(1.0 / speedup(size, efficiency=0.9), rel=0.05)
+        assert paces.measured[size][0] == pytest.approx(1.0 / compute_speedup(size, efficiency=0.9), rel=0.05)
 
 
 @st.composite
@@ -238,7 +245,7 @@ def test_every_call_ends_once_and_its_members_run_together(made: tuple[World, li
     run, outcome = simulate(small, arrivals, seed=seed, until_s=5000.0)
     assert (outcome.complete, outcome.calls, outcome.failed) == (True, len(arrivals), {})
     assert run.core.state.calls == {}
-    assert not run.gathering
+    assert not run.gathering_runs
     for number, arrival in enumerate(arrivals):
         _check_runs(run.log, make_call_id(client=0, sequence=number), arrival.gang)
 
@@ -261,32 +268,32 @@ def _check_runs(log: EventLog, call: int, bounds: tuple[int, int]) -> None:
 
 
 def test_inefficient_gang_is_fastest_at_its_smallest_size() -> None:
-    assert [speedup(size, efficiency=0.5) for size in (1, 2, 8)] == pytest.approx([1.0, 1.0, 1.0])
-    assert best_speedup((1, 8), efficiency=0.4) == 1.0
-    assert best_speedup((2, 8), efficiency=0.9) == pytest.approx(8 * 0.9**3)
-    assert least_s(model(gang_s=Duration(5.0)), 1.0, 4.0, gang=(1, 8)) == pytest.approx(1.0 + 4.0)
-    assert least_s(model(gang_s=Duration(5.0)), 1.0, 4.0, gang=(4, 8)) == pytest.approx(1.0 + 5.0 + 0.5)
+    assert [compute_speedup(size, efficiency=0.5) for size in (1, 2, 8)] == pytest.approx([1.0, 1.0, 1.0])
+    assert compute_best_speedup((1, 8), efficiency=0.4) == 1.0
+    assert compute_best_speedup((2, 8), efficiency=0.9) == pytest.approx(8 * 0.9**3)
+    assert minimum_call_s(model(gang_s=Duration(5.0)), 1.0, 4.0, gang=(1, 8)) == pytest.approx(1.0 + 4.0)
+    assert minimum_call_s(model(gang_s=Duration(5.0)), 1.0, 4.0, gang=(4, 8)) == pytest.approx(1.0 + 5.0 + 0.5)
 
 
 @given(
     part=st.floats(0.0, 1.0), size=st.integers(1, 8), fixed_s=st.sampled_from([0.0, 4.0]),
     shared_s=st.sampled_from([0.0, 8.0]),
-    before=st.sampled_from([WorkDone(), WorkDone(0.5, 0.0), WorkDone(1.0, 7.25)]),
+    before=st.sampled_from([CompletedWork(), CompletedWork(0.5, 0.0), CompletedWork(1.0, 7.25)]),
 )  # fmt: skip
 def test_interrupted_call_continues_from_its_finished_work(
-    part: float, size: int, fixed_s: float, shared_s: float, before: WorkDone
+    part: float, size: int, fixed_s: float, shared_s: float, before: CompletedWork
 ) -> None:
     context = model(gang_s=Duration(2.0), gang_efficiency=0.9)
     spec = CallSpec(
         make_call_id(client=0, sequence=0),
         b"",
         Features(items=20, fixed_s=fixed_s, shared_s=shared_s),
-        before.written(),
+        before.to_bytes(),
     )
     whole = plan_run_schedule(context, spec, call_s=1.0, item_s=1.0, items=20, factor=1.5, size=size)
-    cut = replace(spec, progress=whole.after(part * whole.whole_s).written())
+    cut = replace(spec, progress=whole.work_done_after(part * whole.whole_s).to_bytes())
     rest = plan_run_schedule(context, cut, call_s=1.0, item_s=1.0, items=20, factor=1.5, size=size)
     assert parse_completed_work(cut) >= before
     done_s = max(0.0, part * whole.whole_s - whole.meet_s)
     assert rest.whole_s == pytest.approx(whole.whole_s - done_s)
-    assert whole.after(whole.whole_s) == WorkDone(1.0, 20.0)
+    assert whole.work_done_after(whole.whole_s) == CompletedWork(1.0, 20.0)

@@ -23,27 +23,29 @@ def pilot(monkeypatch: pytest.MonkeyPatch) -> SimPilot:
     monkeypatch.setattr(sim, "handle", lambda _event: None)  # the manager ignores every event
     made = SimPilot(sim, source(1), block="", number=0, ends_at=0.0)
     sim.pilots[made.id] = made
-    made.join()
-    made.hear(order.PilotWelcome("simulated", 5.0, 60.0))
+    made.connect()
+    made.handle_message(order.PilotWelcome("simulated", 5.0, 60.0))
     recipe = Recipe(key="llm", name="llm", slots=2)
-    made.hear(order.StartLibrary(LIBRARY, recipe, (DeviceId("gpu:0"),), device_memory_bytes=int(GPU.memory_bytes)))
-    sim.agenda.at(100.0, lambda: None)
-    while sim.agenda.steps(1):
+    made.handle_message(
+        order.StartLibrary(LIBRARY, recipe, (DeviceId("gpu:0"),), device_memory_bytes=int(GPU.memory_bytes))
+    )
+    sim.agenda.schedule_at(100.0, lambda: None)
+    while sim.agenda.run_entries(1):
         pass
     return made
 
 
 def run(pilot: SimPilot, call: int, *, limit_s: float) -> None:
     spec = CallSpec(CallId(call), b"", Features(items=50))
-    pilot.hear(order.RunCalls(LIBRARY, FunctionKey("f"), [spec], CallOptions(limit_s=limit_s)))
+    pilot.handle_message(order.RunCalls(LIBRARY, FunctionKey("f"), [spec], CallOptions(limit_s=limit_s)))
 
 
 def test_timer_of_a_cancelled_call_does_not_end_another_call(pilot: SimPilot) -> None:
     run(pilot, 1, limit_s=60.0)
-    assert list(pilot.core.state.libraries[LIBRARY].held) == [1]
-    pilot.core.state.libraries[LIBRARY].stopping[CallId(9)] = StoppingCall(0.0)
+    assert list(pilot.core.state.libraries[LIBRARY].held_calls) == [1]
+    pilot.core.state.libraries[LIBRARY].stopping_calls[CallId(9)] = StoppingCall(0.0)
     pilot._handle_fired_timer(f"cancel/{LIBRARY}")
-    assert list(pilot.core.state.libraries[LIBRARY].held) == [1]
+    assert list(pilot.core.state.libraries[LIBRARY].held_calls) == [1]
     assert LIBRARY in pilot.libraries
 
 
@@ -56,19 +58,19 @@ def world_of(**more: object) -> SimPilot:
     sim.handle = lambda _event: None  # no manager
     pilot = SimPilot(sim, source(1), block="", number=0, ends_at=0.0)
     sim.pilots[pilot.id] = pilot
-    pilot.join()
-    pilot.hear(order.PilotWelcome("simulated", 5.0, 60.0))
+    pilot.connect()
+    pilot.handle_message(order.PilotWelcome("simulated", 5.0, 60.0))
     return pilot
 
 
 def load(pilot: SimPilot, number: int, *, size: int) -> None:
     recipe = Recipe(key="llm", name="llm", slots=2, needs=Needs(device_memory_bytes=10**9))
-    pilot.hear(order.StartLibrary(LibraryId(number), recipe, (DeviceId("gpu:0"),), device_memory_bytes=size))
+    pilot.handle_message(order.StartLibrary(LibraryId(number), recipe, (DeviceId("gpu:0"),), device_memory_bytes=size))
 
 
 def step(pilot: SimPilot, until: float) -> None:
-    pilot.sim.agenda.at(until, lambda: None)
-    while pilot.sim.agenda.now < until and pilot.sim.agenda.steps(1):
+    pilot.sim.agenda.schedule_at(until, lambda: None)
+    while pilot.sim.agenda.now < until and pilot.sim.agenda.run_entries(1):
         pass
 
 
@@ -76,8 +78,8 @@ def test_library_that_ends_during_a_resize_frees_its_device() -> None:
     pilot, half = world_of(resize_s=Duration(1.0)), int(GPU.memory_bytes) // 2
     load(pilot, 1, size=half)
     step(pilot, 100.0)
-    pilot.hear(order.ResizeLibrary(LibraryId(1), 2 * 10**9))
-    pilot.hear(order.StopLibrary(LibraryId(1), "for a test", drain=False))
+    pilot.handle_message(order.ResizeLibrary(LibraryId(1), 2 * 10**9))
+    pilot.handle_message(order.StopLibrary(LibraryId(1), "for a test", drain=False))
     step(pilot, 200.0)
-    assert pilot.core.state.ledger.free(DeviceId("gpu:0")) == int(GPU.memory_bytes)
+    assert pilot.core.state.ledger.free_bytes(DeviceId("gpu:0")) == int(GPU.memory_bytes)
     assert pilot.busy_s(200.0) == 0.0

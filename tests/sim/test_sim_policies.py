@@ -13,11 +13,11 @@ from stoker.manager.policies import default_policies
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.slinfer import slinfer
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import Happened
+from stoker.manager.sim.log import LoggedEvent
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.workload import expand_family_names, of_lengths
+from stoker.manager.sim.workload import choose_contexts_by_length, expand_family_names
 from stoker.manager.sim.world import ContextModel, DeviceKind, SourceModel, World
-from stoker.protocol.blocks import Rule
+from stoker.protocol.blocks import ProvisioningRule
 from stoker.protocol.calls import Objective
 from stoker.site import Duration, Size
 
@@ -45,21 +45,23 @@ def asked(rate: float, *, from_s: float, to_s: float, long: float = 0.3) -> list
 def test_call_to_a_family_may_use_runtimes_that_are_long_enough() -> None:
     world = encoders(source(1), r256=0.2, r64=0.05)
     assert expand_family_names(world, ["bert"]) == ("r64", "r256")
-    short, long = of_lengths(world, [Arrival(0.0, "bert", input_length=64), Arrival(0.0, "bert", input_length=65)])
+    short, long = choose_contexts_by_length(
+        world, [Arrival(0.0, "bert", input_length=64), Arrival(0.0, "bert", input_length=65)]
+    )
     assert (short.context, short.variants) == ("r64", ("r256",))
     assert (long.context, long.variants) == ("r256", ())
     with pytest.raises(ConfigError, match="call 0 is 257 tokens long, but bert takes at most 256"):
-        list(of_lengths(world, [Arrival(0.0, "bert", input_length=257)]))
+        list(choose_contexts_by_length(world, [Arrival(0.0, "bert", input_length=257)]))
 
 
 def test_number_of_blocks_follows_the_tail_latency() -> None:
-    pool = source(6, init_blocks=1, min_blocks=1, keep_pending=1, rule=Rule.OPPORTUNISTIC)
+    pool = source(6, init_blocks=1, min_blocks=1, keep_pending=1, rule=ProvisioningRule.OPPORTUNISTIC)
     world = encoders(pool, r64=0.05, r256=0.2)
     calls = [*asked(14.0, from_s=0.0, to_s=150.0), *asked(1.0, from_s=150.0, to_s=450.0)]
-    run = Simulation(world, of_lengths(world, calls), arlo())
+    run = Simulation(world, choose_contexts_by_length(world, calls), arlo())
     outcome = run.run()
     assert (outcome.complete, outcome.failed) == (True, {})
-    assert 2 <= list(run.log.what).count(Happened.PILOT_CAME) <= 4
+    assert 2 <= list(run.log.what).count(LoggedEvent.PILOT_CAME) <= 4
     assert len(run.core.state.pilots) == 1
 
 
@@ -96,7 +98,7 @@ def traffic(models: int, *, seconds: float, every_s: float, prompt: int = 100, o
 
 def late(run: Simulation) -> list[float]:
     log = run.log
-    return [value for what, value in zip(log.what, log.value, strict=True) if what == Happened.TOKEN_LATE]
+    return [value for what, value in zip(log.what, log.value, strict=True) if what == LoggedEvent.TOKEN_LATE]
 
 
 def run(world: World, arrivals: list[Arrival], **settings: Any) -> Simulation:
@@ -119,7 +121,9 @@ def test_requests_that_outgrow_their_estimates_get_a_larger_cache() -> None:
     long = [Arrival(36.0 + 0.02 * n, "model-0", input_length=30, output=500, objective=SLINFER) for n in range(20)]
     simulation = run(models(1), short + long)
     ended = simulation.engine_steps.evictions
-    evictions = ended + sum(counts.evictions for pilot in simulation.pilots.values() for counts in pilot.steps())
+    evictions = ended + sum(
+        counts.evictions for pilot in simulation.pilots.values() for counts in pilot.engine_step_counts()
+    )
     assert evictions <= 10  # without growth, requests lose their cache 90 times
 
 
@@ -138,4 +142,4 @@ def test_each_model_has_its_own_device_without_sharing() -> None:
 
 def _pilots_used(simulation: Simulation) -> set[int]:
     log = simulation.log
-    return {pilot for what, pilot in zip(log.what, log.pilot, strict=True) if what == Happened.LIBRARY_STARTED}
+    return {pilot for what, pilot in zip(log.what, log.pilot, strict=True) if what == LoggedEvent.LIBRARY_STARTED}

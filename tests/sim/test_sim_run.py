@@ -14,10 +14,10 @@ from stoker.contexts.recipe import Awareness
 from stoker.manager.core.events import Event
 from stoker.manager.core.seams import Load, Policies, Unload
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
-from stoker.manager.sim.agenda import Agenda, cancel
+from stoker.manager.sim.agenda import Agenda, cancel_entry
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.library import SimLibrary
-from stoker.manager.sim.log import Happened
+from stoker.manager.sim.log import LoggedEvent
 from stoker.manager.sim.run import Simulation, SimulationError
 from stoker.manager.sim.world import Files, Links, Rate
 from stoker.protocol import to_agent
@@ -34,7 +34,7 @@ def test_slow_device_leaves_the_last_calls_to_a_fast_device() -> None:
     both = replace(base, sources=(*base.sources, slow), devices={"gpu": GPU, "cpu": replace(GPU, speed=0.1)})
     run, outcome = simulate(both, calls(157))
     assert run.core.state.contexts["llm"].speeds.of == {"gpu": 1.0, "cpu": pytest.approx(0.1)}
-    began = [pilot for pilot, what in zip(run.log.pilot, run.log.what, strict=True) if what == Happened.CALL_BEGAN]
+    began = [pilot for pilot, what in zip(run.log.pilot, run.log.what, strict=True) if what == LoggedEvent.CALL_BEGAN]
     assert sorted(Counter(began).values()) == [14, 143], "with equal speeds the CPU begins its 15th call at 150 s"
     assert outcome.ended_at == pytest.approx(10.0 + 143.0)
 
@@ -49,8 +49,8 @@ def test_walltime_ends_a_block_and_the_next_block_continues() -> None:
     run, outcome = simulate(world(pool, model()), calls(150))
     counted = Counter(run.log.what)
     assert (outcome.complete, outcome.failed, outcome.rerun_calls) == (True, {}, 0)
-    assert counted[Happened.PILOT_CAME] == 3  # each pilot has 100 s: 10 s to load the context, and 20 s in reserve
-    assert counted[Happened.CALL_BEGAN] == 150
+    assert counted[LoggedEvent.PILOT_CAME] == 3  # each pilot has 100 s: 10 s to load the context, and 20 s in reserve
+    assert counted[LoggedEvent.CALL_BEGAN] == 150
 
 
 def test_all_pilots_read_the_shared_files_without_awareness() -> None:
@@ -185,7 +185,7 @@ def test_every_event_can_be_written_and_read_back() -> None:
     read = [decoder.decode(record) for record in run.records]
     assert [msgspec.msgpack.encode(each) for each in read] == run.records
     seen = {type(message).__name__ for _, event in read for message in getattr(event, "messages", ())}
-    assert {"ClientHello", "Submit", "PilotHello", "LibraryReady", "CallsEnded", "BlockUpdate", "ObjectsHere"} <= seen
+    assert {"ClientHello", "Submit", "PilotHello", "LibraryReady", "CallsEnded", "BlockUpdate", "ObjectsCached"} <= seen
 
 
 def test_random_numbers_depend_only_on_seed_purpose_and_index() -> None:
@@ -202,34 +202,34 @@ def test_random_numbers_are_uniform_and_factors_have_their_spread() -> None:
     assert fmean(drawn) == pytest.approx(0.5, abs=0.01)
     assert pstdev(drawn) == pytest.approx(12**-0.5, abs=0.01)
     for cv in (0.1, 1.0):
-        factors = [stream.factor(n, cv=cv) for n in range(20_000)]
+        factors = [stream.lognormal_factor(n, cv=cv) for n in range(20_000)]
         assert (fmean(factors), pstdev(factors)) == (pytest.approx(1.0, abs=0.03), pytest.approx(cv, rel=0.08))
-    assert stream.factor(9, cv=0.0) == 1.0
+    assert stream.lognormal_factor(9, cv=0.0) == 1.0
 
 
 def test_events_happen_in_order_of_time_and_then_of_insertion() -> None:
     agenda, happened = Agenda(), list[str]()
-    agenda.at(2.0, happened.append, "late")
-    agenda.at(1.0, happened.append, "first")
-    agenda.at(1.0000000004, happened.append, "in the same microsecond")
-    cancel(agenda.after(1.5, happened.append, "cancelled"))
-    while agenda.steps(1):
+    agenda.schedule_at(2.0, happened.append, "late")
+    agenda.schedule_at(1.0, happened.append, "first")
+    agenda.schedule_at(1.0000000004, happened.append, "in the same microsecond")
+    cancel_entry(agenda.schedule_after(1.5, happened.append, "cancelled"))
+    while agenda.run_entries(1):
         pass
     assert happened == ["first", "in the same microsecond", "late"]
     assert agenda.now == 2.0
     with pytest.raises(ValueError, match=r"no event can be scheduled at 1\.0 s"):
-        agenda.at(1.0, happened.append, "past")
+        agenda.schedule_at(1.0, happened.append, "past")
 
 
 def test_run_that_ends_in_answer_to_a_report_sends_no_more_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = SimLibrary.say
+    said = SimLibrary.report_to_pilot
 
     def say(library: SimLibrary, message: to_agent.ToAgent) -> None:
         said(library, message)
         if isinstance(message, to_agent.Reports) and library.sim.agenda.now < 20.0:
             library.end()
 
-    monkeypatch.setattr(SimLibrary, "say", say)
+    monkeypatch.setattr(SimLibrary, "report_to_pilot", say)
     reporting = replace(NOW, progress_s=Duration(5.0))
     _, outcome = simulate(world(source(2), model(), delays=reporting), calls(1, items=30))
     assert (outcome.complete, outcome.failed) == (True, {})

@@ -5,7 +5,7 @@ import pytest
 from sim.worlds import model, simulate, source, world
 
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import Happened
+from stoker.manager.sim.log import LoggedEvent
 from stoker.manager.sim.world import Links, Rate, World
 from stoker.site import Size
 
@@ -25,9 +25,9 @@ def alternate(made: World) -> tuple[float, int]:
     arrivals = [Arrival(60.0 * n, ("one", "two")[n % 2]) for n in range(TURNS)]
     run, _ = simulate(made, arrivals)
     happened = list(run.log.what)
-    assert happened.count(Happened.CALL_ENDED) == TURNS
-    ended = max(at for at, kind in zip(run.log.at_s, happened, strict=True) if kind == Happened.CALL_ENDED)
-    return ended, happened.count(Happened.LIBRARY_READY)
+    assert happened.count(LoggedEvent.CALL_ENDED) == TURNS
+    ended = max(at for at, kind in zip(run.log.at_s, happened, strict=True) if kind == LoggedEvent.CALL_ENDED)
+    return ended, happened.count(LoggedEvent.LIBRARY_READY)
 
 
 def test_sleeping_model_answers_sooner_than_a_loading_model() -> None:

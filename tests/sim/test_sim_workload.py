@@ -11,32 +11,34 @@ import pytest
 
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.workload import (
-    Bursts,
-    Constant,
-    Diurnal,
+    BurstCalls,
+    ConstantRateCalls,
+    DiurnalCalls,
     Generated,
-    Poisson,
+    PoissonCalls,
     SweepCalls,
     Trace,
     TraceFormat,
     Workload,
-    arrivals,
     context_names_of_workload,
+    generate_arrivals,
 )
 from stoker.site import Duration
 
-BURSTS = Bursts(
+BURSTS = BurstCalls(
     context="llm", rate_per_s=1.0, burst_rate_per_s=20.0, calm_s=Duration(40.0), burst_s=Duration(10.0), count=40_000
 )
-DAY = Diurnal(
+DAY = DiurnalCalls(
     context="llm", rate_per_s=10.0, swing=0.8, period_s=Duration(600.0), peak_s=Duration(150.0), for_s=Duration(2400.0)
 )
 SHAPES: tuple[Generated, ...] = (
     SweepCalls(context="llm", inputs=1_000, items=10),
-    Constant(context="llm", rate_per_s=7.0, count=100),
-    Poisson(context="llm", rate_per_s=7.0, count=100),
-    Bursts(context="llm", rate_per_s=1.0, burst_rate_per_s=9.0, calm_s=Duration(5.0), burst_s=Duration(5.0), count=100),
-    Diurnal(context="llm", rate_per_s=7.0, count=100),
+    ConstantRateCalls(context="llm", rate_per_s=7.0, count=100),
+    PoissonCalls(context="llm", rate_per_s=7.0, count=100),
+    BurstCalls(
+        context="llm", rate_per_s=1.0, burst_rate_per_s=9.0, calm_s=Duration(5.0), burst_s=Duration(5.0), count=100
+    ),
+    DiurnalCalls(context="llm", rate_per_s=7.0, count=100),
 )
 
 
@@ -47,39 +49,39 @@ def read(settings: dict[str, Any]) -> Workload:
 
 
 def digest_of(shapes: tuple[Generated, ...]) -> str:
-    return hashlib.sha256(msgspec.json.encode([list(arrivals(shape, seed=3)) for shape in shapes])).hexdigest()
+    return hashlib.sha256(msgspec.json.encode([list(generate_arrivals(shape, seed=3)) for shape in shapes])).hexdigest()
 
 
 def test_sweep_arrives_at_once_and_its_last_call_has_the_remainder() -> None:
-    calls = list(arrivals(SweepCalls(context="llm", inputs=250, items=100), seed=1))
+    calls = list(generate_arrivals(SweepCalls(context="llm", inputs=250, items=100), seed=1))
     assert calls == [Arrival(0.0, "llm", 100), Arrival(0.0, "llm", 100), Arrival(0.0, "llm", 50)]
-    assert len(list(arrivals(SweepCalls(context="llm", inputs=300, items=100), seed=1))) == 3
+    assert len(list(generate_arrivals(SweepCalls(context="llm", inputs=300, items=100), seed=1))) == 3
 
 
 def test_constant_rate_has_equal_gaps_and_no_drift() -> None:
-    calls = list(arrivals(Constant(context="llm", rate_per_s=3.0, for_s=Duration(1000.0)), seed=1))
+    calls = list(generate_arrivals(ConstantRateCalls(context="llm", rate_per_s=3.0, for_s=Duration(1000.0)), seed=1))
     assert len(calls) == 3000
     assert (calls[0].at_s, calls[2997].at_s) == (0.0, 999.0)
 
 
 @pytest.mark.parametrize("workload", SHAPES, ids=lambda shape: type(shape).__name__)
 def test_calls_depend_only_on_the_seed(workload: Generated) -> None:
-    calls = list(arrivals(workload, seed=5))
+    calls = list(generate_arrivals(workload, seed=5))
     assert len(calls) == 100
-    assert calls == list(arrivals(workload, seed=5))
+    assert calls == list(generate_arrivals(workload, seed=5))
     assert all(before.at_s <= after.at_s for before, after in pairwise(calls))
-    if not isinstance(workload, SweepCalls | Constant):
-        assert calls != list(arrivals(workload, seed=6))
+    if not isinstance(workload, SweepCalls | ConstantRateCalls):
+        assert calls != list(generate_arrivals(workload, seed=6))
 
 
 def test_first_calls_do_not_depend_on_the_total_number_of_calls() -> None:
-    many = Poisson(context={"a": 1.0, "b": 2.0}, rate_per_s=7.0, input_length=300, input_cv=1.0, count=500)
+    many = PoissonCalls(context={"a": 1.0, "b": 2.0}, rate_per_s=7.0, input_length=300, input_cv=1.0, count=500)
     few = msgspec.structs.replace(many, count=20)
-    assert list(islice(arrivals(many, seed=5), 20)) == list(arrivals(few, seed=5))
+    assert list(islice(generate_arrivals(many, seed=5), 20)) == list(generate_arrivals(few, seed=5))
 
 
 def test_poisson_gaps_are_exponential() -> None:
-    calls = arrivals(Poisson(context="llm", rate_per_s=50.0, count=40_000), seed=2)
+    calls = generate_arrivals(PoissonCalls(context="llm", rate_per_s=50.0, count=40_000), seed=2)
     gaps = [after.at_s - before.at_s for before, after in pairwise(calls)]
     assert fmean(gaps) == pytest.approx(1 / 50, rel=0.02)
     # 1/e of the gaps of a Poisson process exceed the mean
@@ -87,22 +89,22 @@ def test_poisson_gaps_are_exponential() -> None:
 
 
 def test_bursts_have_the_mean_rate_of_both_states_and_are_clustered() -> None:
-    calls = list(arrivals(BURSTS, seed=3))
+    calls = list(generate_arrivals(BURSTS, seed=3))
     assert len(calls) / calls[-1].at_s == pytest.approx((40 * 1.0 + 10 * 20.0) / 50, rel=0.1)
     # The variance of a Poisson process in windows of five seconds is the mean; bursts have many times that variance.
     assert _dispersion(calls, window_s=5.0) > 10.0
-    steady = list(arrivals(Poisson(context="llm", rate_per_s=4.8, count=40_000), seed=3))
+    steady = list(generate_arrivals(PoissonCalls(context="llm", rate_per_s=4.8, count=40_000), seed=3))
     assert _dispersion(steady, window_s=5.0) == pytest.approx(1.0, abs=0.1)
 
 
 def test_first_state_of_bursty_load_is_drawn_by_its_share_of_time() -> None:
     silent = msgspec.structs.replace(BURSTS, rate_per_s=0.0, count=1)
-    at_once = sum(next(arrivals(silent, seed=seed)).at_s < 0.5 for seed in range(1000))
+    at_once = sum(next(generate_arrivals(silent, seed=seed)).at_s < 0.5 for seed in range(1000))
     assert at_once / 1000 == pytest.approx(10 / 50, abs=0.05)
 
 
 def test_daily_load_peaks_at_the_requested_time() -> None:
-    calls = list(arrivals(DAY, seed=4))
+    calls = list(generate_arrivals(DAY, seed=4))
     assert len(calls) == pytest.approx(24_000, rel=0.03)
     # the peak is between the first two quarters
     by_quarter = Counter(int(call.at_s % 600.0 // 150.0) for call in calls)
@@ -113,18 +115,18 @@ def test_daily_load_peaks_at_the_requested_time() -> None:
 
 
 def test_calls_are_divided_among_contexts_by_weight() -> None:
-    mixed = Poisson(context={"small": 3.0, "large": 1.0}, rate_per_s=100.0, count=10_000)
-    counted = Counter(call.context for call in arrivals(mixed, seed=1))
+    mixed = PoissonCalls(context={"small": 3.0, "large": 1.0}, rate_per_s=100.0, count=10_000)
+    counted = Counter(call.context for call in generate_arrivals(mixed, seed=1))
     assert counted["small"] / counted["large"] == pytest.approx(3.0, rel=0.1)
     assert context_names_of_workload(mixed) == ("small", "large")
 
 
 def test_lengths_have_the_requested_mean_and_spread() -> None:
-    spread = Poisson(
+    spread = PoissonCalls(
         context="llm", rate_per_s=100.0, count=20_000, input_length=800, input_cv=0.5, expected_output=3, output_cv=2.0,
         priority=2, deadline_s=Duration(9.0),
     )  # fmt: skip
-    calls = list(arrivals(spread, seed=1))
+    calls = list(generate_arrivals(spread, seed=1))
     inputs = [call.input_length for call in calls]
     assert fmean(inputs) == pytest.approx(800, rel=0.02)
     assert pvariance(inputs) ** 0.5 == pytest.approx(400, rel=0.05)
@@ -134,14 +136,14 @@ def test_lengths_have_the_requested_mean_and_spread() -> None:
     # policies know the mean output length, not the output length of the call
     assert {call.expected_output for call in calls} == {3}
     assert {(call.priority, call.deadline_s) for call in calls} == {(2, 9.0)}
-    assert {call.input_length for call in arrivals(SHAPES[2], seed=1)} == {0}
+    assert {call.input_length for call in generate_arrivals(SHAPES[2], seed=1)} == {0}
 
 
 def test_workload_settings_are_parsed_by_their_type() -> None:
     read_back = read(
         {"kind": "bursts", "context": "a", "rate": 1.0, "burst_rate": 5, "calm": 30, "burst": 9, "for": 60}
     )
-    assert isinstance(read_back, Bursts)
+    assert isinstance(read_back, BurstCalls)
     assert (read_back.burst_rate_per_s, read_back.burst_s, read_back.for_s) == (5.0, 9.0, 60.0)
     trace = read(
         {"kind": "trace", "format": "slinfer", "file": "x.json", "context": ["a", "b"], "contexts": {"f": "c"}}

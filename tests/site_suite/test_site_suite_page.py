@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from stoker.manager.cli.site_suite import PromiseVerdict, SiteReport, TriedPromise, render
+from stoker.manager.cli.site_suite import PromiseVerdict, SiteReport, TriedPromise, render_report
 
 HOLDS = TriedPromise("a pilot starts", PromiseVerdict.HOLDS, 1.2)
 FAILS = TriedPromise(
@@ -14,7 +14,7 @@ def page(*promises: TriedPromise, interrupted: bool = False) -> SiteReport:
 
 
 def test_page_lists_passes_then_failures_then_other_results():
-    assert render(page(NOT_TRIED, FAILS, HOLDS)) == [
+    assert render_report(page(NOT_TRIED, FAILS, HOLDS)) == [
         "site lab · Slurm · n1, n2 · 2 x cpu with 4.0 GB",
         "",
         "  ok    a pilot starts · 1.2 s",
@@ -30,15 +30,17 @@ def test_page_lists_passes_then_failures_then_other_results():
 
 
 def test_page_of_a_working_site_says_that_no_promise_fails():
-    assert render(page(HOLDS, HOLDS))[-1] == "2 promises hold, none fails; in 1 min 14 s"
+    assert render_report(page(HOLDS, HOLDS))[-1] == "2 promises hold, none fails; in 1 min 14 s"
 
 
 def test_page_of_an_interrupted_run_reports_the_interruption():
-    assert render(page(HOLDS, interrupted=True))[-1] == "1 promise holds, none fails; interrupted after 1 min 14 s"
+    assert (
+        render_report(page(HOLDS, interrupted=True))[-1] == "1 promise holds, none fails; interrupted after 1 min 14 s"
+    )
 
 
 def test_site_passes_if_a_promise_holds_and_no_promise_fails():
-    assert page(HOLDS, NOT_TRIED).sound
-    assert not page(HOLDS, FAILS).sound
-    assert not page(NOT_TRIED).sound
-    assert not page(HOLDS, interrupted=True).sound
+    assert page(HOLDS, NOT_TRIED).has_passed
+    assert not page(HOLDS, FAILS).has_passed
+    assert not page(NOT_TRIED).has_passed
+    assert not page(HOLDS, interrupted=True).has_passed

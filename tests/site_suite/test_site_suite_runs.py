@@ -119,7 +119,7 @@ def test_batch_system_that_does_not_answer_is_named(world):
     write_commands(commands, **dict.fromkeys(("sbatch", "squeue", "scancel", "sinfo", "scontrol"), "exec sleep 60"))
     site = '[provider]\nkind = "slurm"\npartition = "main"\ncommand_limit = "1 s"\n[session]\ninterface = "127.0.0.1"\n'
     path = f"{commands}:{os.environ['PATH']}"
-    code, report = prove(world, site, "starts or is_hot", "--wait", "8", PATH=path)
+    code, report = prove(world, site, "starts or is_hot", "--wait", "4", PATH=path)
     assert code == 1
     assert re.search(r"\bs\w+ has not answered for 1 s", of(report, STARTS).why)
     assert of(report, "a context loads once").why == "no pilot started"

@@ -6,14 +6,20 @@ from typing import Any
 
 import pytest
 
-from stoker.manager.cli.simulating import show, summarize_simulation_results, table
+from stoker.manager.cli.simulating import format_estimate, format_table, summarize_simulation_results
 from stoker.manager.sim.run import RunOutcome
-from stoker.manager.study.comparison import PolicyRow, columns_for, compare, copy_bounds_to_all_runs, verdicts
-from stoker.manager.study.measures import Figures, Steps
+from stoker.manager.study.comparison import (
+    PolicyRow,
+    choose_columns,
+    compare_policies,
+    copy_bounds_to_all_runs,
+    write_verdicts,
+)
+from stoker.manager.study.measures import RunFigures, StepCurve
 from stoker.manager.study.plots import Curves
 from stoker.manager.study.running import FinishedRun
-from stoker.manager.study.scenario import Scenario, load_scenario, shipped
-from stoker.manager.study.statistics import MeanEstimate, estimate
+from stoker.manager.study.scenario import Scenario, load_scenario, shipped_scenarios
+from stoker.manager.study.statistics import MeanEstimate, estimate_mean
 
 
 def run(
@@ -23,21 +29,23 @@ def run(
         complete=more.get("complete", True), ended_at=ended_at, calls=items, items=items,
         failed=more.get("failed", {}), core_events=1, device_s={}, lost_pilots=0, rerun_calls=more.get("rerun", 0),
     )  # fmt: skip
-    figures = Figures(
+    figures = RunFigures(
         items / ended_at, 3600.0, 0.5, 0.0, more.get("loads", 4), 1.0, more.get("wait_p95_s", 2.0), 3e9, 0.0, bound_s,
         more.get("in_time"),
     )  # fmt: skip
-    curves = Curves(ended_at, Steps(), Steps(), Steps(), (), ())
+    curves = Curves(ended_at, StepCurve(), StepCurve(), StepCurve(), (), ())
     return FinishedRun(policy, seed, outcome, f"{policy}-{seed}.parquet", figures, curves, 0.1)
 
 
 def scenario(name: str = "static-pool", *changes: str) -> Scenario:
-    return load_scenario(shipped()[name], changes=changes)
+    return load_scenario(shipped_scenarios()[name], changes=changes)
 
 
 def compared(runs: list[FinishedRun], **more: Any) -> list[PolicyRow]:
     policies = tuple(dict.fromkeys(each.policy for each in runs))
-    return compare(copy_bounds_to_all_runs(runs), columns_for(more.get("of", scenario())), policies=policies)
+    return compare_policies(
+        copy_bounds_to_all_runs(runs), choose_columns(more.get("of", scenario())), policies=policies
+    )
 
 
 def test_means_have_student_intervals_over_seeds() -> None:
@@ -51,8 +59,8 @@ def test_means_have_student_intervals_over_seeds() -> None:
 def test_bound_of_a_seed_is_shared_by_all_policies() -> None:
     runs = [run("a", 0, ended_at=100.0, bound_s=50.0), run("b", 0, ended_at=150.0), run("b", 1, ended_at=150.0)]
     a, b = compared(runs)
-    assert a.estimates["of_bound"] == estimate([2.0])
-    assert b.estimates["of_bound"] == estimate([3.0])  # the bound is known for one seed only
+    assert a.estimates["of_bound"] == estimate_mean([2.0])
+    assert b.estimates["of_bound"] == estimate_mean([3.0])  # the bound is known for one seed only
 
 
 def test_policy_whose_runs_were_cut_off_has_no_end_time() -> None:
@@ -60,7 +68,7 @@ def test_policy_whose_runs_were_cut_off_has_no_end_time() -> None:
     runs = [run("a", 0, ended_at=90.0), run("a", 1, ended_at=100.0, items=700, complete=False, failed={"walltime": 3})]
     [row] = compared(runs, of=cut)
     assert row.estimates["done_after_s"] is None
-    assert row.estimates["items"] == estimate([1000.0, 700.0])
+    assert row.estimates["items"] == estimate_mean([1000.0, 700.0])
     assert (row.cut_off, row.failed_calls) == (1, 3)
     said = summarize_simulation_results(runs, [row], cut)
     assert said == [
@@ -77,22 +85,24 @@ def test_policies_are_compared_seed_by_seed() -> None:
     a, b = compared(runs)
     slower = b.estimates["speed"]
     assert (slower.low, slower.high) == pytest.approx((0.8, 0.8))
-    assert a.estimates["speed"] == estimate([1.0] * 4)
-    assert verdicts(runs, [a, b], scenario=scenario()) == ["a is ahead of b: b takes 25.0 ± 0.0 % longer, seed by seed"]
+    assert a.estimates["speed"] == estimate_mean([1.0] * 4)
+    assert write_verdicts(runs, [a, b], scenario=scenario()) == [
+        "a is ahead of b: b takes 25.0 ± 0.0 % longer, seed by seed"
+    ]
 
 
 def test_lead_that_may_be_chance_is_marked() -> None:
     runs = [run("a", seed, ended_at=at) for seed, at in enumerate((100.0, 130.0))]
     runs += [run("b", seed, ended_at=at) for seed, at in enumerate((120.0, 115.0))]
-    assert "which may be chance over 2 seeds" in verdicts(runs, compared(runs), scenario=scenario())[0]
-    assert "one seed proves little" in verdicts(runs[::2], compared(runs[::2]), scenario=scenario())[0]
-    assert verdicts(runs[:2], compared(runs[:2]), scenario=scenario()) == []
+    assert "which may be chance over 2 seeds" in write_verdicts(runs, compared(runs), scenario=scenario())[0]
+    assert "one seed proves little" in write_verdicts(runs[::2], compared(runs[::2]), scenario=scenario())[0]
+    assert write_verdicts(runs[:2], compared(runs[:2]), scenario=scenario()) == []
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_policies_with_equal_results_do_not_lead_each_other(seeds: int) -> None:
     runs = [run(policy, seed, ended_at=100.0) for policy in "ab" for seed in range(seeds)]
-    assert verdicts(runs, compared(runs), scenario=scenario()) == ["a and b: neither is ahead of the other"]
+    assert write_verdicts(runs, compared(runs), scenario=scenario()) == ["a and b: neither is ahead of the other"]
 
 
 def test_throughput_is_compared_if_runs_are_cut_off_or_calls_fail() -> None:
@@ -103,19 +113,23 @@ def test_throughput_is_compared_if_runs_are_cut_off_or_calls_fail() -> None:
         for seed in range(3)
     ]
     said = "b is ahead of a: it does 100.0 ± 0.0 % more items a second, seed by seed"
-    assert verdicts(runs, compared(runs), scenario=cut) == [said]
+    assert write_verdicts(runs, compared(runs), scenario=cut) == [said]
     runs = [run("quick", seed, ended_at=10.0, items=1, failed={"no memory": 999}) for seed in range(3)]
     runs += [run("slow", seed, ended_at=100.0) for seed in range(3)]
-    assert verdicts(runs, compared(runs), scenario=scenario())[0].startswith("slow is ahead of quick: it does 9900.0")
+    assert write_verdicts(runs, compared(runs), scenario=scenario())[0].startswith(
+        "slow is ahead of quick: it does 9900.0"
+    )
 
 
 def test_calls_that_arrive_one_by_one_are_judged_by_their_wait() -> None:
     runs = [run("a", seed, ended_at=100.0 + seed, wait_p95_s=9.0 + seed) for seed in range(3)]
     runs += [run("b", seed, ended_at=100.5 + seed, wait_p95_s=2.0 + seed) for seed in range(3)]
     of = scenario("two-kinds")
-    rows = compare(copy_bounds_to_all_runs(runs), columns_for(of), policies=("a", "b"), all_at_once=False)
+    rows = compare_policies(
+        copy_bounds_to_all_runs(runs), choose_columns(of), policies=("a", "b"), compares_speeds=False
+    )
     said = "b is ahead of a: at the 95th percentile a call waits 7.0 ± 0.0 s less, seed by seed"
-    assert verdicts(runs, rows, scenario=of) == [said]
+    assert write_verdicts(runs, rows, scenario=of) == [said]
     assert all("speed" not in row.estimates for row in rows)
 
 
@@ -123,11 +137,13 @@ def test_met_deadlines_are_compared_if_calls_have_deadlines() -> None:
     of = scenario("two-kinds", "workload.deadline=60 s")
     runs = [run("a", seed, ended_at=100.0, wait_p95_s=1.0, in_time=0.5) for seed in range(3)]
     runs += [run("b", seed, ended_at=100.0, wait_p95_s=9.0, in_time=0.75) for seed in range(3)]
-    rows = compare(copy_bounds_to_all_runs(runs), columns_for(of), policies=("a", "b"), all_at_once=False)
+    rows = compare_policies(
+        copy_bounds_to_all_runs(runs), choose_columns(of), policies=("a", "b"), compares_speeds=False
+    )
     said = "b is ahead of a: of every 100 deadlines it meets 25.0 ± 0.0 more, seed by seed"
-    assert verdicts(runs, rows, scenario=of) == [said]
-    assert rows[1].estimates["in_time"] == estimate([0.75] * 3)
-    head, a, b = table(rows, columns_for(of))
+    assert write_verdicts(runs, rows, scenario=of) == [said]
+    assert rows[1].estimates["in_time"] == estimate_mean([0.75] * 3)
+    head, a, b = format_table(rows, choose_columns(of))
     at = head.index("in time (%)") + len("in time (%)")
     assert (a[:at].split()[-1], b[:at].split()[-1]) == ("50", "75")
 
@@ -135,7 +151,7 @@ def test_met_deadlines_are_compared_if_calls_have_deadlines() -> None:
 def test_every_column_is_explained_in_the_docs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text()
     cut = scenario("two-kinds", "workload.deadline=60 s", "until=1 h")
-    titles = {column.title for of in (scenario(), cut) for column in columns_for(of)}
+    titles = {column.title for of in (scenario(), cut) for column in choose_columns(of)}
     assert {"in time (%)", "items", "busy (%)"} <= titles
     assert [title for title in titles if f"`{title}`" not in page] == []
 
@@ -144,7 +160,7 @@ def test_table_is_aligned_and_leaves_out_zero_columns() -> None:
     runs = [run("a", seed, ended_at=at) for seed, at in enumerate((100.0, 110.0, 120.0))]
     runs += [run("longer", seed, ended_at=2000.0) for seed in range(3)]
     rows = compared(runs)
-    head, first, second = table(rows, columns_for(scenario()))
+    head, first, second = format_table(rows, choose_columns(scenario()))
     assert head.split("   ")[0].strip() == "policy"
     assert "done after (s)" in head
     assert head.endswith("speed (x a)")
@@ -166,4 +182,4 @@ def test_table_is_aligned_and_leaves_out_zero_columns() -> None:
     ],
 )  # fmt: skip
 def test_means_are_shown_with_their_significant_digits(found: MeanEstimate | None, text: str) -> None:
-    assert show(found) == text
+    assert format_estimate(found) == text

@@ -22,8 +22,8 @@ from study.small_runs import small_run
 from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog
-from stoker.manager.study.log_files import events_of, read_log, write_log, write_timeline
-from stoker.manager.study.measures import measure
+from stoker.manager.study.log_files import make_timeline_events, read_event_log, write_event_log, write_timeline
+from stoker.manager.study.measures import measure_run
 from stoker.manager.study.plots import Curves, make_run_curves, write_plots
 from stoker.site import Duration
 
@@ -32,7 +32,7 @@ FACTS = {"scenario": "small", "policy": "default", "seed": 7, "complete": True}
 
 def digest_of_file(folder: Path) -> str:
     path = folder / "log.parquet"
-    write_log(path, small_run(item_cv=0.5), FACTS)
+    write_event_log(path, small_run(item_cv=0.5), FACTS)
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -41,11 +41,11 @@ def digest_of_file(folder: Path) -> str:
 
 def test_log_reads_back_as_it_was_written(tmp_path: Path) -> None:
     log, path = small_run(), tmp_path / "log.parquet"
-    write_log(path, log, FACTS)
-    back, facts = read_log(path)
+    write_event_log(path, log, FACTS)
+    back, facts = read_event_log(path)
     assert (back.digest(), len(back), facts) == (log.digest(), len(log), FACTS)
-    write_log(path, EventLog(), {})
-    assert (len(read_log(path)[0]), read_log(path)[1]) == (0, {})
+    write_event_log(path, EventLog(), {})
+    assert (len(read_event_log(path)[0]), read_event_log(path)[1]) == (0, {})
     assert [file.name for file in tmp_path.iterdir()] == ["log.parquet"]
 
 
@@ -62,13 +62,13 @@ def test_repeated_run_gives_equal_bytes_in_another_process(tmp_path: Path) -> No
 
 def test_file_that_is_not_a_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"away\.parquet: no such file"):
-        read_log(tmp_path / "away.parquet")
+        read_event_log(tmp_path / "away.parquet")
     (tmp_path / "text.parquet").write_text("no log")
     with pytest.raises(ConfigError, match=r"text\.parquet: not an event log"):
-        read_log(tmp_path / "text.parquet")
+        read_event_log(tmp_path / "text.parquet")
     pq.write_table(pa.table({"x": [1]}), tmp_path / "other.parquet")
     with pytest.raises(ConfigError, match=r"other\.parquet: not an event log of a simulation"):
-        read_log(tmp_path / "other.parquet")
+        read_event_log(tmp_path / "other.parquet")
 
 
 # ---- plots
@@ -76,8 +76,11 @@ def test_file_that_is_not_a_log_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, list[Curves]]:
-    slow = [make_run_curves(measure(small_run(seed=seed, item_cv=0.8, load_s=30.0))) for seed in range(3)]
-    return {"default": [make_run_curves(measure(small_run(seed=seed, item_cv=0.8))) for seed in range(3)], "slow": slow}
+    slow = [make_run_curves(measure_run(small_run(seed=seed, item_cv=0.8, load_s=30.0))) for seed in range(3)]
+    return {
+        "default": [make_run_curves(measure_run(small_run(seed=seed, item_cv=0.8))) for seed in range(3)],
+        "slow": slow,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +124,7 @@ def slices_by_row(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[tu
 
 
 def timeline(log: EventLog, **more: Any) -> list[dict[str, Any]]:
-    return list(events_of(log, make_run_curves(measure(log)), **more))
+    return list(make_timeline_events(log, make_run_curves(measure_run(log)), **more))
 
 
 def test_timeline_has_every_call_on_a_row_of_its_library() -> None:
@@ -179,7 +182,7 @@ def test_every_member_of_a_gang_is_drawn_on_its_own_row() -> None:
 
 def test_timeline_is_json_that_perfetto_opens_compressed_or_not(tmp_path: Path) -> None:
     log = small_run()
-    curves = make_run_curves(measure(log))
+    curves = make_run_curves(measure_run(log))
     write_timeline(tmp_path / "run.json", log, curves)
     write_timeline(tmp_path / "run.json.gz", log, curves)
     plain = (tmp_path / "run.json").read_bytes()

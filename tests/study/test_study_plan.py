@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.baselines.loading import ROOT
 from stoker.config import parse_site
-from stoker.contexts.performance import Availability, DeviceSet, PerformanceStore, PilotLifetime, Wait
-from stoker.manager.study.evidence import Evidence, Sureness, Work, gather
+from stoker.contexts.performance import Availability, BlockWait, DeviceSet, PerformanceStore, PilotLifetime
+from stoker.manager.study.evidence import Evidence, Sureness, Work, gather_evidence
 from stoker.manager.study.plan import calls_per_simulated_call, make_plan
 from stoker.site import BASELINES, Site
 
@@ -43,7 +43,7 @@ def local(devices: str = "cpu:2") -> Site:
 
 
 def known(site: Site, store: PerformanceStore, seen: Availability = NOBODY, *, work: Work) -> Evidence:
-    return gather(site, work, performance=store, availability=seen)
+    return gather_evidence(site, work, performance=store, availability=seen)
 
 
 def test_local_machine_with_two_devices_is_planned(store: PerformanceStore) -> None:
@@ -78,7 +78,9 @@ def test_million_calls_are_forecast_without_simulating_each(store: PerformanceSt
 
 def test_measured_queue_wait_and_cost_are_in_the_forecast(store: PerformanceStore) -> None:
     measure(store)
-    seen = Availability("pool", waits=(Wait(300.0, 20.0, A10),) * 12, stays=(PilotLifetime(3600.0, "let go"),) * 12)
+    seen = Availability(
+        "pool", waits=(BlockWait(300.0, 20.0, A10),) * 12, stays=(PilotLifetime(3600.0, "let go"),) * 12
+    )
     site, work = batch('price = 1.5\nwalltime = "4 h"'), Work("verify", "verify", 400)
     found = make_plan(site, work, known(site, store, seen, work=work))
     assert found.as_written.finish_s.p50 == pytest.approx(300 + 20 + 10 + 100 * 2.0, rel=0.05)
@@ -155,7 +157,7 @@ def test_plan_reports_the_most_pilots_that_a_site_ever_provided(store: Performan
     from stoker.contexts.performance import PilotCount
 
     measure(store)
-    seen = Availability("pool", waits=(Wait(1.0, 1.0, A10),) * 12, counts=(PilotCount(1.0, "s", 2),))
+    seen = Availability("pool", waits=(BlockWait(1.0, 1.0, A10),) * 12, counts=(PilotCount(1.0, "s", 2),))
     evidence = known(batch(), store, seen, work=Work("verify", "verify", 10))
     assert evidence.most == 2
     assert any("never gave more than 2 pilots" in reason.text for reason in evidence.reasons)

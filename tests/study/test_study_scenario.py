@@ -13,17 +13,17 @@ from stoker.config import read_unit
 from stoker.config_errors import setting_names
 from stoker.contexts.step_times import StepCell
 from stoker.errors import ConfigError
-from stoker.manager.sim.check import world_warnings
+from stoker.manager.sim.check import find_world_warnings
 from stoker.manager.sim.workload import SweepCalls, Trace, TraceFormat, Workload, context_names_of_workload
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, EngineModel, Files, Links, SourceModel
 from stoker.manager.study.scenario import (
     Scenario,
     find_scenario,
-    label,
     load_scenario,
     parse_scenario,
+    policy_label,
     scenario_to_toml,
-    shipped,
+    shipped_scenarios,
 )
 
 TEXT = """\
@@ -95,7 +95,7 @@ def test_scenario_has_the_values_of_its_file() -> None:
     assert (scenario.policies, scenario.seeds, scenario.until_s) == (("default",), 10, 0.0)
 
 
-@pytest.mark.parametrize("name", [*shipped(), ""])
+@pytest.mark.parametrize("name", [*shipped_scenarios(), ""])
 def test_scenario_written_as_text_reads_back_as_itself(name: str) -> None:
     scenario = (
         load_scenario(find_scenario(name)) if name else parse(TEXT, "until=1h30m", 'policies=["exclusive", "b:C"]')
@@ -103,7 +103,7 @@ def test_scenario_written_as_text_reads_back_as_itself(name: str) -> None:
     assert parse(scenario_to_toml(scenario)) == scenario
     if name:
         assert (scenario.name, bool(scenario.about)) == (name, True)
-        assert list(world_warnings(scenario.world, wanted=context_names_of_workload(scenario.workload))) == []
+        assert list(find_world_warnings(scenario.world, wanted=context_names_of_workload(scenario.workload))) == []
 
 
 WITH_ENGINE = """
@@ -167,7 +167,7 @@ def test_trace_path_is_relative_to_the_scenario_folder() -> None:
 def test_policies_in_files_are_relative_to_the_scenario() -> None:
     policies = parse(TEXT, 'policies=["default", "mine/best.py:Best", "package.module:Other"]').policies
     assert policies == ("default", "/folder/mine/best.py:Best", "package.module:Other")
-    assert [label(policy) for policy in policies] == ["default", "best.py:Best", "package.module:Other"]
+    assert [policy_label(policy) for policy in policies] == ["default", "best.py:Best", "package.module:Other"]
 
 
 # ---- faults
@@ -213,13 +213,13 @@ def test_error_is_one_line_with_location_and_advice(change: tuple[str, str]) -> 
 
 
 def test_scenario_whose_devices_all_end_needs_a_time_limit() -> None:
-    dry = TEXT.replace("capacity = 4", "capacity = [[0, 4], [60, 0]]").replace("[900.5, 1]", "[900.5, 0]")
+    out_of_calls = TEXT.replace("capacity = 4", "capacity = [[0, 4], [60, 0]]").replace("[900.5, 1]", "[900.5, 0]")
     with pytest.raises(
         ConfigError, match=r"^s\.toml: line 17: \[world\.sources\.new\] capacity: from 900\.5 s on, .*until"
     ):
-        parse(dry)
-    assert parse(dry, "until=2 h").until_s == 7200
-    with pytest.raises(ConfigError, match="nothing would ever run"):
+        parse(out_of_calls)
+    assert parse(out_of_calls, "until=2 h").until_s == 7200
+    with pytest.raises(ConfigError, match="no call could ever run"):
         parse(TEXT, "sources.new.capacity=0", "sources.old.capacity=0")
 
 
@@ -244,9 +244,9 @@ DOUBTS = {
 @pytest.mark.parametrize("changes", DOUBTS, ids=lambda changes: changes[0])
 def test_source_setting_without_effect_causes_a_warning(changes: tuple[str, ...]) -> None:
     plain = parse(TEXT, "sources.old.max_blocks=2")
-    assert list(world_warnings(plain.world, wanted=["llm"])) == []
+    assert list(find_world_warnings(plain.world, wanted=["llm"])) == []
     changed = parse(TEXT, "sources.old.max_blocks=2", *changes)
-    assert list(world_warnings(changed.world, wanted=["llm"])) == [DOUBTS[changes]]
+    assert list(find_world_warnings(changed.world, wanted=["llm"])) == [DOUBTS[changes]]
 
 
 def test_file_name_with_two_different_sizes_is_refused() -> None:

@@ -179,7 +179,7 @@ def test_trace_is_read_lazily(tmp_path: Path, write: Write) -> None:
             FUNCTION([2.0, 1.5], [1, 1], [1, 1]),
             r"function 0 \(f\): timestamps\[1\]: the time decreases from 2 s to 1\.5 s",
         ),
-        (S, FUNCTION([1.0], [-4], [1]), r"input\[0\]: .* not lengths"),
+        (S, FUNCTION([1.0], [-4], [1]), r"input\[0\]: .* not numbers of tokens"),
     ],
 )
 def test_bad_trace_is_refused_with_its_location(

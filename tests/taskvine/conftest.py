@@ -51,7 +51,7 @@ def _load(folder: Path, *, first: int, most: int) -> Iterator[Pool]:
 def taskvine() -> None:
     try:
         factory.find_programs()
-        factory.taskvine()
+        factory.import_taskvine()
     except ConfigError as error:
         pytest.skip(str(error))
 

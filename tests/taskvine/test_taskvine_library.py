@@ -20,8 +20,8 @@ from stoker.contexts import context, payloads
 from stoker.contexts.folders import program_folder
 from stoker.contexts.recipe import Recipe
 from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.pool_library import verdict
-from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, FailureKind, Printed
+from stoker.pilot.taskvine.pool_library import make_library_failure
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, FailureKind, OutputRange
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId
 from stoker.protocol.to_pilot import StartLibrary
 
@@ -198,9 +198,9 @@ def test_note_names_the_running_call_of_a_dead_library(library):
     assert note.call == 100 * ticket + 1
     assert "survived pilot" in Path(note.log).read_text()
     ordered = StartLibrary(LibraryId(1), table(["pilot"]), ())
-    failure = verdict(ordered, note, said="it ended", loading=False, pilot="pool")
+    failure = make_library_failure(ordered, note, taskvine_message="it ended", loading=False, pilot="pool")
     assert failure.tail == "last words"
-    assert failure.printed == Printed(note.log, len("survived pilot\n"), 0)
+    assert failure.printed == OutputRange(note.log, len("survived pilot\n"), 0)
     assert messages.read_and_remove_note(str(library.running), ticket) is None
 
 
@@ -241,7 +241,7 @@ def test_context_over_its_memory_limit_ends(start):
     ticket = library.send(grow, 300)
     assert library.wait() == 3
     note = messages.read_and_remove_note(str(library.running), ticket)
-    assert (note.call, note.reason) == (100 * ticket, messages.OVER_MEMORY)
+    assert (note.call, note.reason) == (100 * ticket, messages.MEMORY_LIMIT_EXCEEDED)
 
 
 def test_calls_run_in_the_folder_of_the_program_with_its_umask(start, tmp_path):

@@ -16,9 +16,9 @@ from stoker.contexts.recipe import BARE
 from stoker.pilot.agent.agent import ManagerLink
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.engine import FinishedTicket, VinePlan, VineWorker
+from stoker.pilot.taskvine.engine import FinishedOrder, VinePlan, VineWorker
 from stoker.pilot.taskvine.main import PoolLoop
-from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool
+from stoker.pilot.taskvine.pool import UNLIMITED_BYTES, VinePool
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.to_manager import DeviceFault, LibraryGone, PilotLeaving
@@ -36,19 +36,19 @@ class WorkingVine(Vine):
         self.done = 0
 
     @property
-    def open(self) -> int:
+    def open_orders(self) -> int:
         return len(self.orders) - self.done
 
-    def workers(self) -> list[VineWorker]:
+    def connected_workers(self) -> list[VineWorker]:
         return self.here
 
-    def collect_finished(self, *, block: bool) -> list[FinishedTicket]:
+    def collect_finished(self, *, block: bool) -> list[FinishedOrder]:
         fresh, self.done = self.orders[self.done :], len(self.orders)
         out = []
         for order in fresh:
             ends = [CallEnd(spec.call, ok=True, payload=b"\x80\x04N.") for spec in order.calls]
             out.append(
-                FinishedTicket(order.ticket, "success", messages.encode(messages.PoolAnswer(order.ticket, HELD, ends)))
+                FinishedOrder(order.ticket, "success", messages.encode(messages.PoolAnswer(order.ticket, HELD, ends)))
             )
         return out
 
@@ -62,10 +62,10 @@ class NoFactory:
     def __init__(self) -> None:
         self.why_ended = ""
 
-    def want(self, workers: int) -> None:
+    def set_wanted_workers(self, workers: int) -> None:
         pass
 
-    def ended(self) -> str:
+    def explain_end(self) -> str:
         return self.why_ended
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class Played:
         running = folder / "running"
         running.mkdir()
         link = ManagerLink(self.manager.folder, pilot="pool")
-        facts = PilotFacts(pilot="pool", session="test", host="h", pid=1, devices=(), cache_bound_bytes=ANY_BYTES)
+        facts = PilotFacts(pilot="pool", session="test", host="h", pid=1, devices=(), cache_bound_bytes=UNLIMITED_BYTES)
         setup = messages.VineLibrarySetup(pilot="pool", logs="", objects="", running=str(running))
         pool = VinePool(self.vine, link, facts=facts, setup=setup)  # type: ignore[arg-type]
         self.loop = PoolLoop(link, pool, self.vine, self.factory, plan=VinePlan(devices="cpu:2", most_workers=2))  # type: ignore[arg-type]

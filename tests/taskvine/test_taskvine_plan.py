@@ -12,13 +12,13 @@ import pytest
 from stoker.config import Site, parse_site
 from stoker.errors import SessionError
 from stoker.manager.cli import doctor_site
-from stoker.manager.cli.doctor_machine import Level
-from stoker.manager.factory.condor_description import gpu_expression
+from stoker.manager.cli.doctor_machine import FindingLevel
+from stoker.manager.factory.condor_description import gpu_type_expression
 from stoker.manager.taskvine.planning import make_vine_plan
 from stoker.pilot.taskvine import engine
 from stoker.pilot.taskvine import factory as taskvine_factory
 from stoker.pilot.taskvine.engine import VineWorker
-from stoker.pilot.taskvine.pool import slots_of
+from stoker.pilot.taskvine.pool import slot_devices
 from stoker.protocol.session import SessionFolder
 
 SLURM = """
@@ -114,7 +114,7 @@ def test_condor_options_come_from_the_site_file():
     assert option(words, "batch-options").splitlines() == [
         "+MaxWallTime = 60",
         "accounting_group = group_a",
-        f"require_gpus = {gpu_expression('A10')}",
+        f"require_gpus = {gpu_type_expression('A10')}",
         '+Project = "hot"',
         '+StokerSession = "k3v9"',
         '+StokerSource = "local"',
@@ -125,14 +125,14 @@ def test_condor_options_come_from_the_site_file():
 def test_worker_init_runs_before_a_worker(tmp_path):
     made = make_vine_plan(site(SLURM.replace('"module load cuda"', '"export DONE=first"')))
     script = tmp_path / "worker-init.sh"
-    script.write_text(engine.init_script(made))
+    script.write_text(engine.make_init_script(made))
     script.chmod(0o700)
     said = subprocess.run([str(script), "sh", "-c", 'echo "$DONE $1"', "sh", "a b"], capture_output=True, text=True)
     assert said.stdout == "first a b\n"
     words = command(made, init_script=script)
     assert option(words, "wrapper") == "./worker-init.sh"
     assert option(words, "wrapper-input") == str(script)
-    assert engine.init_script(make_vine_plan(Site())) == ""
+    assert engine.make_init_script(make_vine_plan(Site())) == ""
 
 
 @pytest.mark.parametrize(
@@ -147,29 +147,31 @@ def test_scratch_variable_is_expanded_by_the_shell_on_the_node(scratch, in_shell
 def test_plan_is_stored_in_the_session_folder(tmp_path):
     folder = SessionFolder(tmp_path)
     made = make_vine_plan(site(SLURM), python="/e/bin/python", search_path="/a:/b")
-    engine.write(made, folder, site="lab")
-    assert engine.read(folder, site="lab") == made
+    engine.write_plan(made, folder, site="lab")
+    assert engine.read_plan(folder, site="lab") == made
     assert (tmp_path / "taskvine-lab.json").stat().st_mode & 0o777 == 0o600
     with pytest.raises(SessionError, match="no plan of site other"):
-        engine.read(folder, site="other")
+        engine.read_plan(folder, site="other")
 
 
 def test_slot_is_a_gpu_or_a_core_of_a_worker_without_gpus():
     gpus = VineWorker(name="n1", cores=8, gpus=2, memory_bytes=64_000)
     cores = VineWorker(name="n2", cores=8, gpus=0, memory_bytes=64_000)
     many = engine.VinePlan(most_workers=3)
-    assert [slot.device for slot in slots_of(gpus, many)] == [f"cuda:{n}" for n in range(6)]
-    assert [slot.device for slot in slots_of(gpus, many, workers=1)] == ["cuda:0", "cuda:1"]
-    assert slots_of(gpus, many)[0].memory_bytes == 32_000
-    assert len(slots_of(cores, many)) == 24
-    assert [slot.cores for slot in slots_of(cores, engine.VinePlan(devices="cpu:2"))] == [4, 4]
-    assert [slot.device for slot in slots_of(gpus, engine.VinePlan(devices="cpu:4"))] == [f"cpu:{n}" for n in range(4)]
-    assert {slot.kind.partition(" ")[0] for slot in slots_of(gpus, many)} == {"gpu"}
+    assert [slot.device for slot in slot_devices(gpus, many)] == [f"cuda:{n}" for n in range(6)]
+    assert [slot.device for slot in slot_devices(gpus, many, workers=1)] == ["cuda:0", "cuda:1"]
+    assert slot_devices(gpus, many)[0].memory_bytes == 32_000
+    assert len(slot_devices(cores, many)) == 24
+    assert [slot.cores for slot in slot_devices(cores, engine.VinePlan(devices="cpu:2"))] == [4, 4]
+    assert [slot.device for slot in slot_devices(gpus, engine.VinePlan(devices="cpu:4"))] == [
+        f"cpu:{n}" for n in range(4)
+    ]
+    assert {slot.kind.partition(" ")[0] for slot in slot_devices(gpus, many)} == {"gpu"}
 
 
 def test_dry_run_shows_the_pool_and_its_worker_command():
     made = site(SLURM + 'interface = "127.0.0.1"\n')
-    lines, refused = doctor_site.show(made)
+    lines, refused = doctor_site.render_submit_script(made)
     head, pool, then, factory = lines
     assert not refused
     assert head.endswith("run here, one in all")
@@ -185,6 +187,6 @@ def test_dry_run_shows_the_pool_and_its_worker_command():
 def test_doctor_checks_taskvine_and_its_worker_resources(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     vine, *others = doctor_site.check_site_file(site(SLURM + 'interface = "127.0.0.1"\n'))
-    assert vine.level is Level.NEED
+    assert vine.level is FindingLevel.NEED
     assert vine.fix == taskvine_factory.INSTALL
     assert "is for slurm; this host has no batch system" in others[-1].text

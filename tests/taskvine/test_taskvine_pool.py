@@ -108,7 +108,7 @@ def test_order_abandoned_too_often_ends_its_library(world: World) -> None:
 
 def test_note_names_the_call_during_which_its_process_died(world: World) -> None:
     order = world.run(world.lost, 7)
-    note = messages.Note(7, "", messages.OVER_MEMORY)
+    note = messages.LibraryNote(7, "", messages.MEMORY_LIMIT_EXCEEDED)
     messages.note_file(str(world.running), order.ticket).write_bytes(messages.encode_note(note))
     world.finish(order, result="forsaken")
     gone = world.gone()
@@ -161,8 +161,8 @@ def test_busy_library_finishes_its_turn_first(world: World, monkeypatch: pytest.
     orders = len(world.vine.orders)
     library = world.start(3, device=1)
     assert len(world.vine.orders) == orders, "the library waits for the slot"
-    monkeypatch.setattr(pool, "TURN_S", -1.0)
-    world.pool.share_slots()
+    monkeypatch.setattr(pool, "MIN_SLOT_TURN_S", -1.0)
+    world.pool.give_free_slots()
     assert world.said[-1] == CallsReturned(world.lost, (CallId(8),))
     world.end(order)
     assert LibraryGone(world.lost) in world.said
@@ -177,7 +177,7 @@ def test_library_that_waits_for_its_slot_can_be_ended(world: World) -> None:
     world.hear(StopLibrary(library, "enough"))
     assert world.said[-1] == LibraryGone(library, loading=True)
     world.end(world.vine.orders[-1])
-    world.pool.share_slots()
+    world.pool.give_free_slots()
     assert len(world.vine.orders) == orders, "the context is no longer loaded"
 
 
@@ -191,7 +191,7 @@ def test_used_memory_of_a_context_is_measured_but_not_used_for_plans(world: Worl
     assert isinstance(ready, LibraryReady)
     assert (ready.resident_bytes, ready.device_bytes) == (0, 0)
     sizes = {number: library.memory_bytes for number, library in world.pool.libraries.items() if library.memory_bytes}
-    world.pool.handle(UsageMeasured(sizes, {}, 0))
+    world.pool.handle_event(UsageMeasured(sizes, {}, 0))
     beat = world.said[-1]
     assert isinstance(beat, Heartbeat)
     assert [(use.library, use.memory_bytes) for use in beat.libraries] == [(3, 1000)]

@@ -97,18 +97,18 @@ def test_supported_options_are_accepted():
 @pytest.mark.usefixtures("no_taskvine")
 def test_missing_taskvine_error_shows_the_install_command(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match=r"ndcctools\.taskvine.*conda install -c conda-forge ndcctools"):
-        engines.check([Site(engine=Engine.TASKVINE)], provider=None)
+        engines.check_taskvine_sites([Site(engine=Engine.TASKVINE)], provider=None)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     (tmp_path / "pool.toml").write_text('engine = "taskvine"')
-    sites = new_sessions.collect([tmp_path / "pool.toml"])  # a dry run does not need TaskVine
+    sites = new_sessions.load_listed_sites([tmp_path / "pool.toml"])  # a dry run does not need TaskVine
     with pytest.raises(ConfigError, match="conda install -c conda-forge ndcctools"):
-        new_sessions.make(sites)
+        new_sessions.create_session(sites)
     assert not (tmp_path / "home").exists()
 
 
 def test_taskvine_session_with_two_sites_or_a_provider_is_refused():
     vine = Site(name="pool", engine=Engine.TASKVINE)
     with pytest.raises(ConfigError, match="has one site; remove local from sites"):
-        engines.check([Site(), vine], provider=None)
+        engines.check_taskvine_sites([Site(), vine], provider=None)
     with pytest.raises(ConfigError, match="leave provider= out"):
-        engines.check([vine], provider=blocks.local_provider(Site()))
+        engines.check_taskvine_sites([vine], provider=blocks.create_local_provider(Site()))

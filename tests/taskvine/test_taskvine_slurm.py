@@ -92,19 +92,19 @@ def test_workers_are_slurm_jobs_and_end_with_the_session(slurm, world):
 def test_jobs_of_a_kept_session_are_listed_and_end_with_it(slurm, world):
     site = world.path / "lab.toml"
     site.write_text(SITE)
-    folder = new_sessions.make(new_sessions.collect([site]))
-    detached.start(folder, waiting=print)
+    folder = new_sessions.create_session(new_sessions.load_listed_sites([site]))
+    detached.start_session_manager(folder, on_wait=print)
     until(lambda: jobs() == ["PENDING", "RUNNING", "RUNNING"], limit_s=60, why="two jobs run, one waits")
-    [kept] = session_remains.jobs(folder, None)
+    [kept] = session_remains.find_jobs(folder, None)
     assert kept.what.endswith("of site lab")
     assert len(kept.remove.split()) == 4
     assert kept.remove.startswith("scancel ")
     kill(
         world.of("stoker.pilot.taskvine.main") + [pid for pid in world.processes() if program_of(pid) == "vine_factory"]
     )
-    down.end(folder)
+    down.end_session(folder)
     until(lambda: not world.of("stoker.manager.main") and not world.of("stoker.pilot.taskvine.main"), limit_s=60)
-    [still] = session_remains.jobs(folder, None)  # the killed factory has removed no job
+    [still] = session_remains.find_jobs(folder, None)  # the killed factory has removed no job
     subprocess.run(still.remove.split(), check=True, timeout=30)
     until(lambda: not jobs(), limit_s=60, why="no job is left")
-    assert down.wait_until_gone(folder, None, wait_s=60, waiting=print) == []
+    assert down.wait_until_gone(folder, None, wait_s=60, on_wait=print) == []

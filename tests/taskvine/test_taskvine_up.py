@@ -129,11 +129,11 @@ def test_restarted_manager_reconnects_to_its_pool(up: Up) -> None:
     [before] = up.status().pilots
     kill([pid for pid in up.world.of("stoker.manager.main") if "--kept" in command_of(pid)])
     kill(up.world.of("stoker.manager.main"))
-    until(lambda: not detached.is_up(up.folder))
+    until(lambda: not detached.is_manager_up(up.folder))
     attached = up.world.spawn(
         [sys.executable, "-m", "stoker.manager.cli.entry", "attach", up.name], folder=up.world.path
     )
-    until(lambda: detached.is_up(up.folder), limit_s=60)
+    until(lambda: detached.is_manager_up(up.folder), limit_s=60)
     until(lambda: up.status().pilots, limit_s=60)
     attached.send_signal(signal.SIGINT)
     attached.communicate(timeout=60)
@@ -153,7 +153,7 @@ def test_remaining_processes_are_named_with_the_command_to_end_them(up: Up) -> N
     said = stoker(up.world, "down", up.name, "--wait", "5")
     assert said.returncode == 1
     assert f"left  its vine_factory (pid {stopped}); end it: kill {stopped}" in said.stdout
-    assert up.folder.over() == "stoker down"
+    assert up.folder.end_reason() == "stoker down"
     doctor = stoker(up.world, "doctor").stdout
     assert f"vine_factory {stopped} of {up.folder.path}" in doctor
     kill(up.of("vine_factory"), signal.SIGCONT)

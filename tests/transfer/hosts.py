@@ -14,7 +14,7 @@ from live import peers
 
 from stoker.connections import join_address, split_address
 from stoker.contexts.manifest import PART_BYTES
-from stoker.contexts.objects import manifest_of, matches, object_of
+from stoker.contexts.objects import has_content_of, make_object_ref, read_object_manifest
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import FetchOutcome, ObjectCopy, ObjectSource
 from stoker.pilot.transfer.fetch import ObjectFetch
@@ -30,9 +30,9 @@ until = partial(peers.until, seconds=WAIT_S)
 class Original:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.ref = object_of(path)
+        self.ref = make_object_ref(path)
         self.name = self.ref.name
-        self.manifest = manifest_of(self.ref)
+        self.manifest = read_object_manifest(self.ref)
 
     @property
     def source(self) -> ObjectSource:
@@ -45,7 +45,7 @@ class FetchTo(ObjectFetch):
     target: Path
 
     def run(self, *, alone_s: float = float("inf")) -> FetchOutcome:  # type: ignore[override]
-        return super().run(self.target, alone_s=alone_s)
+        return super().run(self.target, no_source_limit_s=alone_s)
 
 
 class Host:
@@ -63,10 +63,10 @@ class Host:
         self.source = ObjectSource(address=self.server.address, label=folder.name)
 
     @contextmanager
-    def lend(self, name: str) -> Iterator[ObjectCopy | None]:
+    def lend_copy(self, name: str) -> Iterator[ObjectCopy | None]:
         yield self.copies.get(name)
 
-    def expects(self, name: str) -> bool:
+    def is_fetching(self, name: str) -> bool:
         return name in self.expected
 
     def hold(self, original: Original) -> None:
@@ -77,17 +77,17 @@ class Host:
             original.name,
             key=self.key,
             limits=self.limits,
-            lost=lambda source, why: self.lost.append((source, why)),
-            begun=lambda copy: self.copies.setdefault(copy.name, copy),
+            on_source_lost=lambda source, why: self.lost.append((source, why)),
+            on_copy_created=lambda copy: self.copies.setdefault(copy.name, copy),
         )
         fetch.target = self.folder / "object"
         self.fetches.append(fetch)
-        fetch.offer(sources, manifest=original.manifest if manifest else b"")
+        fetch.set_sources(sources, manifest=original.manifest if manifest else b"")
         return fetch
 
     def get(self, original: Original, *sources: ObjectSource, manifest: bool = False) -> FetchOutcome:
         outcome = self.fetch(original, *sources, manifest=manifest).run(alone_s=0.0)
-        assert matches(self.folder / "object", original.ref)
+        assert has_content_of(self.folder / "object", original.ref)
         return outcome
 
     def close(self) -> None:

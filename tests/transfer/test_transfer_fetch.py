@@ -15,7 +15,7 @@ from polling import PATIENCE_S
 from transfer.hosts import KEY, PART, SHORT, FaultyRelay, Host, Original, Running, until
 
 from stoker.connections import split_address
-from stoker.contexts.objects import matches
+from stoker.contexts.objects import has_content_of
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.pilot.transfer.seed import Seed
@@ -106,7 +106,7 @@ def test_fetching_pilot_serves_its_received_parts(host: Hosts, relay: Relays, bi
     gate.set()
     second.wait()
     assert third.wait().peer_bytes == big.ref.size_bytes
-    assert matches(three.folder / "object", big.ref)
+    assert has_content_of(three.folder / "object", big.ref)
     assert one.server.sent_bytes == big.ref.size_bytes
 
 
@@ -187,7 +187,7 @@ def test_stalled_source_is_named_and_another_source_continues(
     until(lambda: three.lost)
     assert running.outcome is None
     assert re.search(why, three.lost[0][1])
-    fetch.offer([two.source])
+    fetch.set_sources([two.source])
     assert running.wait().peer_bytes >= big.ref.size_bytes
 
 
@@ -208,12 +208,12 @@ def test_server_reads_no_data_of_a_client_without_the_key(host: Hosts, big: Orig
 
 def test_oversized_or_altered_message_closes_the_connection(host: Hosts, big: Original) -> None:
     one = host(big)
-    channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
+    channel = wire.connect_to_peer(one.server.address, key=KEY, limits=SHORT)
     channel.send_body(b"\x7f\xff\xff\xff" + bytes(16))
     with pytest.raises(wire.PeerError):
         channel.receive()
     channel.close()
-    channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
+    channel = wire.connect_to_peer(one.server.address, key=KEY, limits=SHORT)
     heard: list[bytes] = []
     real = channel.send_body
     channel.send_body = heard.append  # type: ignore[method-assign,assignment]
@@ -235,11 +235,11 @@ def test_invalid_requests_are_answered_or_disconnected(host: Hosts, big: Origina
         {"op": "wait"},
         {},
     ):
-        channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
+        channel = wire.connect_to_peer(one.server.address, key=KEY, limits=SHORT)
         channel.send(request)
         assert channel.receive()["error"] in ("absent", "unknown")
         channel.close()
-    channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
+    channel = wire.connect_to_peer(one.server.address, key=KEY, limits=SHORT)
     channel.send({"op": "open", "object": big.name})
     channel.receive()
     for index in (-1, 10**9, "0", None, 0.5):
@@ -252,11 +252,11 @@ def test_invalid_requests_are_answered_or_disconnected(host: Hosts, big: Origina
 
 def test_busy_source_is_awaited(host: Hosts, big: Original) -> None:
     one, two = host(big, most=1), host()
-    channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
+    channel = wire.connect_to_peer(one.server.address, key=KEY, limits=SHORT)
     channel.send({"op": "open", "object": big.name, "manifest": False})
     channel.receive()
     running = Running(two.fetch(big, one.source))
-    until(lambda: one.server.serving == 1 and threading.active_count() > 3)
+    until(lambda: one.server.served_peers == 1 and threading.active_count() > 3)
     channel.close()
     assert running.wait().peer_bytes == big.ref.size_bytes
 

@@ -14,10 +14,10 @@ from fetched import get
 from transfer.hosts import KEY, Host, Original, until
 
 import stoker
-from stoker.contexts.objects import matches, publish
+from stoker.contexts.objects import has_content_of, publish_objects
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectSource
-from stoker.pilot.transfer.fetch import SEED_FILE, put
+from stoker.pilot.transfer.fetch import SEED_FILE, send_result
 from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
 
 Start = Callable[[], subprocess.Popen[bytes]]
@@ -26,7 +26,7 @@ Start = Callable[[], subprocess.Popen[bytes]]
 @pytest.fixture
 def session(tmp_path: Path) -> SessionFolder:
     folder = SessionFolder(tmp_path / "session")
-    folder.make()
+    folder.create_folders()
     folder.write_key("transfer", KeyPair(public="", secret=KEY.hex()))
     folder.write(SessionFile(session="test", protocol=1, address="tcp://127.0.0.1:1", server_key=""))
     return folder
@@ -62,12 +62,12 @@ def test_published_objects_are_served_to_clients_with_the_key(
     start: Start, session: SessionFolder, host: Callable[..., Host], big: Original, folder: Original, tmp_path: Path
 ) -> None:
     start()
-    publish(session.objects, (big.ref,))
+    publish_objects(session.objects, (big.ref,))
     seed = ObjectSource(address=address(session), label="seed", origin=True)
     assert host().get(big, seed).origin_bytes == big.ref.size_bytes
     for use in (
         lambda: get(big.name, tmp_path / "out", addresses=[seed.address], key=bytes(32)),
-        lambda: put("result-1-0123456789ab", b"x", address=seed.address, key=bytes(32)),
+        lambda: send_result("result-1-0123456789ab", b"x", address=seed.address, key=bytes(32)),
     ):
         with pytest.raises(wire.PeerError, match="does not know the session's transfer key"):
             use()
@@ -75,7 +75,7 @@ def test_published_objects_are_served_to_clients_with_the_key(
     taker = host()
     with pytest.raises(wire.PeerError, match="does not have the object"):
         taker.get(folder, seed)
-    publish(session.objects, (folder.ref,))
+    publish_objects(session.objects, (folder.ref,))
     taker.get(folder, seed)
     (folder.path / "weights").unlink()
     (folder.path / "weights").write_bytes(b"changed")
@@ -91,22 +91,22 @@ def test_arguments_are_served_and_results_accepted(
     # clients name files of arguments in this format
     shutil.copy(big.path, session.objects / f"{big.name}~0123abcd")
     get(big.name, tmp_path / "arguments", addresses=[address(session)], key=KEY)
-    assert matches(tmp_path / "arguments", big.ref)
+    assert has_content_of(tmp_path / "arguments", big.ref)
     data = os.urandom(3_000_000)
     name = "result-1f-0123456789ab"
-    where = put(name, memoryview(data), address=address(session), key=KEY)
+    where = send_result(name, memoryview(data), address=address(session), key=KEY)
     assert Path(where) == session.objects / name
     assert Path(where).read_bytes() == data
     for odd in ("../evil", "result-1f-0123456789ab/..", "file-" + "0" * 64, ""):
         with pytest.raises(wire.PeerError, match="not a result"):
-            put(odd, b"x", address=address(session), key=KEY)
+            send_result(odd, b"x", address=address(session), key=KEY)
     assert sorted(path.name for path in session.objects.iterdir()) == sorted([f"{big.name}~0123abcd", name])
 
 
 def test_incomplete_result_leaves_no_file(start: Start, session: SessionFolder) -> None:
     start()
     for size in (100, 4):
-        channel = wire.connect(address(session), key=KEY)
+        channel = wire.connect_to_peer(address(session), key=KEY)
         channel.send({"op": "put", "name": "result-1-0123456789ab", "size": size, "sha256": "0" * 64})
         assert channel.receive()["go"]
         channel.send_body(b"half")
@@ -127,7 +127,7 @@ def test_killed_seed_is_replaced_at_the_same_address(start: Start, session: Sess
         first.wait()
         until(lambda: file.stat().st_mtime_ns != before, what="the second seed's turn")
         assert address(session) == there
-        wire.connect(there, key=KEY).close()
+        wire.connect_to_peer(there, key=KEY).close()
     finally:
         waiting.terminate()
         assert waiting.wait(20) == 0
@@ -144,7 +144,7 @@ def test_seed_that_cannot_write_its_address_serves_and_retries(session: SessionF
         )
         in_its_way.rmdir()
         until(lambda: (session.path / SEED_FILE).is_file(), what="its address")
-        wire.connect(address(session), key=KEY).close()
+        wire.connect_to_peer(address(session), key=KEY).close()
     finally:
         seed.terminate()
         assert seed.wait(20) == 0
@@ -172,7 +172,7 @@ def test_seed_ends_with_its_session(start: Start, session: SessionFolder, how: s
 def test_node_with_only_python_can_fetch(start: Start, session: SessionFolder, big: Original, tmp_path: Path) -> None:
     """Use the starter modules in an interpreter without packages."""
     start()
-    publish(session.objects, (big.ref,))
+    publish_objects(session.objects, (big.ref,))
     carried, root = tmp_path / "carried", Path(stoker.__file__).parent
     transfer = [path.stem for path in (root / "pilot" / "transfer").glob("*.py") if path.stem != "seed"]
     for name in ("connections", "errors", "contexts/manifest", *(f"pilot/transfer/{stem}" for stem in transfer)):
@@ -187,8 +187,8 @@ def test_node_with_only_python_can_fetch(start: Start, session: SessionFolder, b
         "from stoker.pilot.transfer.board import ObjectSource\n"
         "from stoker.pilot.transfer.fetch import ObjectFetch, read_key\n"
         "fetch = ObjectFetch(sys.argv[2], key=read_key(sys.argv[1]))\n"
-        "fetch.offer([ObjectSource(address=sys.argv[4], origin=True)])\n"
-        "print(fetch.run(Path(sys.argv[3]), alone_s=0.0).origin_bytes)\n"
+        "fetch.set_sources([ObjectSource(address=sys.argv[4], origin=True)])\n"
+        "print(fetch.run(Path(sys.argv[3]), no_source_limit_s=0.0).origin_bytes)\n"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(session.key_file("transfer")), big.name,
@@ -197,4 +197,4 @@ def test_node_with_only_python_can_fetch(start: Start, session: SessionFolder, b
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == big.ref.size_bytes
-    assert matches(tmp_path / "archive", big.ref)
+    assert has_content_of(tmp_path / "archive", big.ref)

@@ -88,7 +88,7 @@ def tune(spec: dict[str, Any]) -> Any:
     from tuning import tiny
 
     from stoker.tuning import exchange
-    from stoker.tuning.tune import TuningProgress, purpose
+    from stoker.tuning.tune import TuningProgress, digest_run
     from stoker.tuning.tune import tune as run
 
     context, job, samples = tiny.context(), spec.pop("job"), tiny.samples()
@@ -106,8 +106,8 @@ def tune(spec: dict[str, Any]) -> Any:
         if progress.iteration == leave_at:
             raise Evicted(b"")
 
-    whose = purpose(context, job, samples)
-    with exchange.meet(**place, job=whose, device="cpu", limit_s=spec.pop("limit_s", LIMIT_S)) as others:
+    whose = digest_run(context, job, samples)
+    with exchange.connect_ranks(**place, job=whose, device="cpu", limit_s=spec.pop("limit_s", LIMIT_S)) as others:
         return run(context, job, samples, exchange=others, report=report, **spec)
 
 
@@ -119,19 +119,19 @@ def gradient(spec: dict[str, Any]) -> Any:
     from stoker.tuning import encoding, exchange
     from stoker.tuning import passes as tuning_passes
     from stoker.tuning.encoding import encode_prompt, encode_samples
-    from stoker.tuning.passes import attach_soft_prompt, embed
+    from stoker.tuning.passes import attach_soft_prompt, embed_tokens
 
     context, job = tiny.context(), tiny.job()
     rows = encode_samples(context.tokenizer, tiny.samples(13), template=job.data.template)
-    vectors = embed(context.model, encode_prompt(context.tokenizer, job.prompt, longest=0))
+    vectors = embed_tokens(context.model, encode_prompt(context.tokenizer, job.prompt, longest=0))
     with (
-        exchange.meet(**spec, job="gradient", device="cpu", limit_s=LIMIT_S) as others,
+        exchange.connect_ranks(**spec, job="gradient", device="cpu", limit_s=LIMIT_S) as others,
         attach_soft_prompt(context.model, vectors) as soft,
     ):
-        mine = encoding.share(rows, rank=others.rank, size=others.size)
-        found, loss, tokens = tuning_passes.gradient(soft, mine, micro_batch=0)
+        mine = encoding.rows_of_rank(rows, rank=others.rank, size=others.size)
+        found, loss, tokens = tuning_passes.compute_gradient(soft, mine, micro_batch=0)
         sums = torch.cat([found.flatten().double(), torch.tensor([loss, tokens], dtype=torch.float64)])
-        return others.sum(sums).tolist()
+        return others.sum_over_ranks(sums).tolist()
 
 
 def meet(spec: dict[str, Any]) -> Any:
@@ -139,8 +139,8 @@ def meet(spec: dict[str, Any]) -> Any:
 
     from stoker.tuning import exchange
 
-    with exchange.meet(**{"job": "numbers", "device": "cpu", "limit_s": LIMIT_S, **spec}) as others:
-        return float(others.sum(torch.tensor([float(others.rank + 1)], dtype=torch.float64)))
+    with exchange.connect_ranks(**{"job": "numbers", "device": "cpu", "limit_s": LIMIT_S, **spec}) as others:
+        return float(others.sum_over_ranks(torch.tensor([float(others.rank + 1)], dtype=torch.float64)))
 
 
 def meet_twice(spec: dict[str, Any]) -> Any:
@@ -166,7 +166,7 @@ def choose(spec: dict[str, Any]) -> Any:
     order = Order(tiny.job(initial=""), tiny.samples(), bank=BankPlace(spec.pop("bank"), "tiny"))
     with (
         pytest.MonkeyPatch.context() as patch,
-        exchange.meet(**spec, job="choose", device="cpu", limit_s=LIMIT_S) as others,
+        exchange.connect_ranks(**spec, job="choose", device="cpu", limit_s=LIMIT_S) as others,
     ):
         patch.setattr(build, "scorer", counting)
         found = call.choose_initial_prompt(tiny.context(), order, others, known=None)

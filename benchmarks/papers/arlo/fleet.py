@@ -37,7 +37,7 @@ def runtime_demands(
     for below, length in zip((0, *runtimes), runtimes, strict=False):
         share = sum(counts[tokens] for tokens in range(below + 1, length + 1)) / total
         capacity = profile.capacity(length)
-        latency = LatencyTable.one_by_one(profile.static_s(length), capacity=capacity)
+        latency = LatencyTable.with_batch_size_one(profile.static_s(length), capacity=capacity)
         if overload_s:
             full, mean_s = latency.points[-1]
             latency = LatencyTable((*latency.points, (full + 1, mean_s + overload_s)))

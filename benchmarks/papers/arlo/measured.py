@@ -28,7 +28,7 @@ from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, alloc
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EachCallLog, EventLog, LibraryPlace
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.workload import of_lengths
+from stoker.manager.sim.workload import choose_contexts_by_length
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, World
 from stoker.protocol.calls import CallSpec, Objective
 from stoker.site import Duration, Size
@@ -133,12 +133,12 @@ class _Latencies(EachCallLog):
         self._came: dict[int, float] = {}
         self.found: list[tuple[float, float]] = []
 
-    def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:  # noqa: ARG002 (CallsLog)
+    def log_arrival(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:  # noqa: ARG002 (CallsLog)
         self._came[call] = at_s
 
-    def began(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None: ...
+    def log_start(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None: ...
 
-    def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:  # noqa: ARG002
+    def log_end(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:  # noqa: ARG002
         came_at = self._came.pop(spec.call)
         self.found.append((came_at, at_s + _MESSAGE_S - came_at))
 
@@ -148,7 +148,7 @@ def compare(seed: int, rate: float) -> Deployed:
     trace, wanted = trace_of(workload), Objective(latency_s=profile.slo_s)
     pairs = zip(trace.times, trace.lengths, strict=True)
     arrivals = (Arrival(at, "bert", input_length=tokens, objective=wanted) for at, tokens in pairs)
-    run = Simulation(_world(profile), of_lengths(_world(profile), arrivals), arlo(tracks=False))
+    run = Simulation(_world(profile), choose_contexts_by_length(_world(profile), arrivals), arlo(tracks=False))
     log = run.calls_log = _Latencies()
     outcome = run.run()
     if outcome.failed or not outcome.complete:

@@ -10,8 +10,8 @@ from benchmarks.papers.pervasive import fit, paper
 from benchmarks.papers.pervasive.fit import Fit
 from benchmarks.papers.pervasive.predict import BATCHES, LOOK_S, Prediction
 from stoker.contexts.recipe import Awareness
-from stoker.manager.study.plots import COLORS, style
-from stoker.whole_files import draft_of
+from stoker.manager.study.plots import COLORS, plot_style
+from stoker.whole_files import draft_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ def draw_figures(
     folder: Path, fits: Sequence[Fit], simulated: Sequence[tuple[paper.Run, float]], predicted: Predicted
 ) -> None:
     paths = [folder / f"context-paper-figures-{which}.png" for which in ("6-7", "8", "9")]
-    with style() as figure_of:
+    with plot_style() as figure_of:
         figures = [figure_of(figsize=(7.2, height), layout="constrained") for height in (3.2, 3.2, 6.6)]
         _draw_static_runs(figures[0].subplots(), fits, simulated)
         *done, gpus = figures[1].subplots(1, len(BATCHES) + 1)
@@ -36,7 +36,7 @@ def draw_figures(
         for (*done, gpus), (number, end_s) in zip(columns, ends, strict=True):
             _draw_figure_9(done, gpus, number, end_s, predicted)
         for path, figure in zip(paths, figures, strict=True):
-            with draft_of(path) as draft:
+            with draft_file(path) as draft:
                 figure.savefig(draft, dpi=_DOTS_PER_INCH, metadata={"Software": None})
 
 

@@ -32,12 +32,12 @@ from benchmarks.papers.pervasive import paper, worlds
 from benchmarks.papers.pervasive.fit import Fit, Parameters
 from benchmarks.papers.pervasive.worlds import SharedDisks, Sharing
 from stoker.contexts.recipe import Awareness
-from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.log import EventLog, LoggedEvent
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.workload import arrivals
-from stoker.manager.sim.world import limited
+from stoker.manager.sim.workload import generate_arrivals
+from stoker.manager.sim.world import limit_awareness
 from stoker.manager.study import scenario
-from stoker.manager.study.measures import measure
+from stoker.manager.study.measures import measure_run
 from stoker.manager.study.scenario import Scenario, scenario_to_toml
 from stoker.site import BASELINES, Duration
 
@@ -54,13 +54,13 @@ def distance_from_capacity(log: EventLog, rates: Mapping[int, float]) -> Distanc
     begun: dict[int, float] = {}
     handed_out_s = 0.0
     for at_s, what, call, pilot, items in zip(log.at_s, log.what, log.call, log.pilot, log.value, strict=True):
-        if what == Happened.PILOT_CAME:
+        if what == LoggedEvent.PILOT_CAME:
             connected.append((at_s, rates[pilot]))
-        elif what == Happened.LIBRARY_READY:
+        elif what == LoggedEvent.LIBRARY_READY:
             hot.append((at_s, rates[pilot]))
-        elif what == Happened.CALL_BEGAN:
+        elif what == LoggedEvent.CALL_BEGAN:
             begun[call] = handed_out_s = at_s
-        elif what == Happened.CALL_ENDED:
+        elif what == LoggedEvent.CALL_ENDED:
             ends.append((at_s, items))
             pace = items / (at_s - begun[call])
             paces += [(begun[call], pace), (at_s, -pace)]
@@ -218,8 +218,8 @@ def _simulated(
 ) -> tuple[Simulation, float]:  # fmt: skip
     # the manager in the paper does not compare kinds of GPUs
     policies = msgspec.structs.replace(policy(worlds.POLICIES[awareness]).make(), compares_kinds=False)
-    world = limited(worlds.world(parameters, pools, peaks=peaks, sharing=sharing), policies.awareness)
-    calls = arrivals(worlds.sweep_calls(batch), seed=0)
+    world = limit_awareness(worlds.world(parameters, pools, peaks=peaks, sharing=sharing), policies.awareness)
+    calls = generate_arrivals(worlds.sweep_calls(batch), seed=0)
     if sharing is None:
         simulation = Simulation(world, calls, policies)
     else:
@@ -228,9 +228,9 @@ def _simulated(
 
 
 def _sample_run(simulation: Simulation, until_s: float) -> tuple[Look, ...]:
-    measured = measure(simulation.log, until_s=until_s)
+    measured = measure_run(simulation.log, until_s=until_s)
     moments = (number * LOOK_S for number in range(int(until_s / LOOK_S) + 2))
-    return tuple((measured.completed.value(at_s), measured.devices.value(at_s)) for at_s in moments)
+    return tuple((measured.completed.value_at(at_s), measured.devices.value_at(at_s)) for at_s in moments)
 
 
 NODES = (Sharing(2, 1.0), Sharing(5, 0.5), Sharing(5, 1.0))

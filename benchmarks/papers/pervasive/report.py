@@ -55,11 +55,13 @@ def quotation(found: Found) -> str:
         if claim.figure.startswith("9") and holding:
             known.append(claim.figure)
         inside.append(f"{name} in {range_text(values)} (a factor of {max(values) / min(values):.1f}; {hold})")
-    fitting = f"Of the context paper Figures 6 and 7 are fitted: {fit_summary(found)}"
+    fitting = f"Figures 6 and 7 of the context paper are fitted: {fit_summary(found)}"
     said = f"Of {len(CLAIMS)} numbers that are predicted, in calls of {BATCH}, {len(inside)} are inside wide intervals"
     those = f"{', '.join(inside) or 'none'}; outside: {', '.join(outside) or 'none'}"
-    variant = "A variant is one assumption where the text leaves something open, over all sets of the unknowns"
-    figures = f"The variants that hold Figures {' and '.join(known)} were written or kept when the answers were known. "
+    variant = "A variant is one assumption about a detail that the paper leaves open, with all sets of the unknowns"
+    figures = (
+        f"We wrote or kept the variants that hold Figures {' and '.join(known)} when we knew the paper's numbers. "
+    )
     return f"{fitting}. {said}: {those}. {variant}. {figures if known else ''}{claims.figure_8_text(found)}"
 
 

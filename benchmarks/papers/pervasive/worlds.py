@@ -18,7 +18,7 @@ from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.workload import SweepCalls
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, Rate, SourceModel, World
-from stoker.protocol.blocks import Rule
+from stoker.protocol.blocks import ProvisioningRule
 from stoker.site import Duration, Size
 
 Steps = tuple[tuple[float, int], ...]
@@ -57,7 +57,7 @@ def world(
     )  # fmt: skip
     sources = tuple(
         SourceModel(
-            name=f"pool-{number}", kind=kind, capacity=steps, boot_s=Duration(p.boot_s), rule=Rule.FIXED,
+            name=f"pool-{number}", kind=kind, capacity=steps, boot_s=Duration(p.boot_s), rule=ProvisioningRule.FIXED,
             init_blocks=max(count for _, count in steps), max_blocks=max(count for _, count in steps),
         )
         for number, (kind, steps) in enumerate(pools.items())
@@ -85,8 +85,8 @@ class SharedDisks(Simulation):
         self._disks: dict[tuple[str, int], SharedLink] = {}
         self._made: Counter[str] = Counter()
 
-    def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
-        pilot = super().new_pilot(source, block=block, ends_at=ends_at)
+    def create_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
+        pilot = super().create_pilot(source, block=block, ends_at=ends_at)
         gpus, kind = self._sharing.gpus, source.kind
         number = self._made[kind]
         self._made[kind] += 1

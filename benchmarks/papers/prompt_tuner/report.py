@@ -22,7 +22,7 @@ from benchmarks.papers.prompt_tuner import paper, scenarios
 from benchmarks.papers.prompt_tuner.jobs import MODELS
 from benchmarks.papers.prompt_tuner.scenarios import ELASTIC_FLOW, HEAVY, LITERAL, MEDIUM, OURS, PARTS, VICUNA, Group
 from benchmarks.papers.prompt_tuner.searching import Book, Evaluation, Record, count_right_signs, mean_text, search
-from stoker.manager.study.statistics import MeanEstimate, estimate
+from stoker.manager.study.statistics import MeanEstimate, estimate_mean
 
 PAGE = Path(__file__).with_name("page.template")
 RECORD = "prompttuner.json"
@@ -154,7 +154,7 @@ class Page:
         return self.some.points(MEDIUM, part.system), self.some.times(MEDIUM, part.system)
 
     def allocated(self, group: Group) -> MeanEstimate:
-        return estimate([100.0 * run.allocated for run in self.few.runs(group, ELASTIC_FLOW)])
+        return estimate_mean([100.0 * run.allocated for run in self.few.runs(group, ELASTIC_FLOW)])
 
 
 def write(record: Record) -> str:
@@ -221,7 +221,7 @@ def bar_rows(page: Page) -> Rows:
 
 def summary(page: Page) -> dict[str, Any]:
     """Return the values in the introduction."""
-    grid, late = page.grid, estimate(page.one.late(MEDIUM))
+    grid, late = page.grid, estimate_mean(page.one.late(MEDIUM))
     off, every = grid.search.deviation(late.mean), list(baseline_bars(page))
     signs = [sign == _AS_SAID for both in part_signs(page) for sign in both]
     wrong = "; ".join(_disagreeing_parts(page))
@@ -290,7 +290,7 @@ def _range_text(said: tuple[float, float], how: str) -> str:
 def heavy_load_rows(page: Page) -> Rows:
     systems = (OURS, LITERAL, ELASTIC_FLOW)
     for group in HEAVY:
-        late = (mean_text(estimate(page.few.late(group, system))) for system in systems)
+        late = (mean_text(estimate_mean(page.few.late(group, system))) for system in systems)
         yield [group.name, *late, *(mean_text(page.few.cost(group, system)) for system in systems)]
         said = [paper.TABLE_7[group.name][system.policy] for system in systems]
         numbers = (*(one.violations for one in said), *(one.cost for one in said))
@@ -331,7 +331,7 @@ def _bars_of(one: Evaluation) -> tuple[list[float], list[bool]]:
 
 def other_load_rows(page: Page) -> Rows:
     for group in scenarios.OTHERS:
-        cells = [mean_text(estimate(page.few.late(group)))]
+        cells = [mean_text(estimate_mean(page.few.late(group)))]
         for system in (LITERAL, ELASTIC_FLOW):
             cells += [mean_text(page.few.points(group, system)), _points_said(group, system)]
             cells += [mean_text(page.few.saved(group, system)), _saved_said(group, system)]
@@ -354,7 +354,7 @@ def vicuna_rows(page: Page) -> Rows:
     mean, most = (100.0 * share for share in paper.INITIALISATION)
     for group in VICUNA:
         runs = page.few.runs(group, LITERAL)
-        starts = mean_text(estimate([100.0 * run.start_share for run in runs]))
+        starts = mean_text(estimate_mean([100.0 * run.start_share for run in runs]))
         longest = 100.0 * max(run.start_most for run in runs)
         allocated = mean_text(page.allocated(group))
         yield [group.name, allocated, "56", f"{starts}, at most {longest:.0f}", f"{mean:.0f}, at most {most:.0f}"]

@@ -19,8 +19,8 @@ from benchmarks.papers.prompt_tuner import scenarios
 from benchmarks.papers.prompt_tuner.scenarios import ELASTIC_FLOW, LITERAL, MEDIUM, OURS, PARTS, Choice, Grid, System
 from benchmarks.papers.prompt_tuner.simulate import Result, simulate
 from stoker.manager.sim.run import SimulationError
-from stoker.manager.study.running import DiedError
-from stoker.manager.study.statistics import MeanEstimate, difference, estimate
+from stoker.manager.study.running import WorkerDiedError
+from stoker.manager.study.statistics import MeanEstimate, estimate_difference, estimate_mean
 
 Simulate = Callable[[list[scenarios.Case]], list[Result]]
 
@@ -122,22 +122,22 @@ class Evaluation:
         return [run.paid_s for run in self.runs(group, system)]
 
     def cost(self, group: scenarios.Group, system: System = OURS) -> MeanEstimate:
-        return estimate([seconds * self.price_s for seconds in self.paid_s(group, system)])
+        return estimate_mean([seconds * self.price_s for seconds in self.paid_s(group, system)])
 
     def points(self, group: scenarios.Group, system: System) -> MeanEstimate:
         """Return the percentage points of late jobs above those of our scheduler."""
-        return difference(self.late(group, system), self.late(group))
+        return estimate_difference(self.late(group, system), self.late(group))
 
     def saved(self, group: scenarios.Group, system: System) -> MeanEstimate:
         """Return the percentage of the system's cost that our scheduler saves."""
         pairs = zip(self.paid_s(group, system), self.paid_s(group), strict=True)
-        return estimate([100.0 * (1.0 - ours / theirs) for theirs, ours in pairs])
+        return estimate_mean([100.0 * (1.0 - ours / theirs) for theirs, ours in pairs])
 
     def times(self, group: scenarios.Group, system: System, *, waiting: bool = True) -> MeanEstimate:
         """Return the system's cost divided by our cost. `waiting`: True if a job's replicas cost while they wait."""
         runs = self.runs(group, system)
         paid = (run.paid_s if waiting else run.paid_s - run.waiting_s for run in runs)
-        return estimate([theirs / ours for theirs, ours in zip(paid, self.paid_s(group), strict=True)])
+        return estimate_mean([theirs / ours for theirs, ours in zip(paid, self.paid_s(group), strict=True)])
 
 
 def mean_text(value: MeanEstimate, *, digits: int = 1, sign: bool = False) -> str:
@@ -172,7 +172,7 @@ def book_of(runs: Store[scenarios.Case, Run], grid: Grid, *, jobs: int, smaller:
     def simulate_all(cases: list[scenarios.Case]) -> list[Result]:
         try:
             runs.bring(cases, simulated, jobs=jobs)
-        except DiedError as error:
+        except WorkerDiedError as error:
             raise SimulationError(f"the process that simulated {error.task[1]} died ({error.how})") from None
         return [runs.found[case.name].result for case in cases]
 

@@ -20,10 +20,10 @@ from benchmarks.papers.prompt_tuner.scenarios import Case
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, FromClient, OfContext
 from stoker.manager.core.seams import Action, Changes, Policies, View
 from stoker.manager.policies.prompt_tuner.pools import AllotInRounds
-from stoker.manager.sim.client import Arrival, recipe_of
-from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.client import Arrival, make_recipe
+from stoker.manager.sim.log import EventLog, LoggedEvent
 from stoker.manager.sim.run import RunOutcome, Simulation
-from stoker.manager.sim.runs import speedup
+from stoker.manager.sim.runs import compute_speedup
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, World
 from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_manager import DefineRecipe
@@ -86,7 +86,7 @@ def result_of(log: EventLog, arrivals: Sequence[Arrival], outcome: RunOutcome, *
         jobs=len(arrivals), late=late, refused=len(calls.failed),
         unfinished=len(arrivals) - len(done_s) - len(calls.failed),
         banked=sum(arrival.shared_s > 0.0 for arrival in arrivals),
-        loads=sum(what == Happened.LIBRARY_STARTED for what in log.what), held_s=outcome.warm_s,
+        loads=sum(what == LoggedEvent.LIBRARY_STARTED for what in log.what), held_s=outcome.warm_s,
         busy_s=outcome.busy_s, all_s=max(outcome.ended_at, paper.MINUTES * 60.0) * gpus, ended_at=outcome.ended_at,
         start_share=fmean(starts) if starts else 0.0, start_most=max(starts, default=0.0),
     )  # fmt: skip
@@ -103,19 +103,19 @@ class _Calls:
         self.failed: set[int] = set()
 
     def hear(self, at_s: float, what: int, call: int, library: int, value: float) -> None:
-        if what == Happened.CALL_CAME:
+        if what == LoggedEvent.CALL_CAME:
             self._jobs[call] = len(self._jobs)
-        elif what == Happened.LIBRARY_READY:
+        elif what == LoggedEvent.LIBRARY_READY:
             self._loads[library] = (at_s - value, at_s)
-        elif what in (Happened.CALL_BEGAN, Happened.PART_BEGAN):
+        elif what in (LoggedEvent.CALL_BEGAN, LoggedEvent.PART_BEGAN):
             job = self._jobs[call]
-            if what == Happened.CALL_BEGAN:
+            if what == LoggedEvent.CALL_BEGAN:
                 self._began.setdefault(job, at_s)
             if at_s <= self._began.get(job, at_s):  # Count only the first run of a job.
                 self._ran_on.setdefault(job, set()).add(library)
-        elif what == Happened.CALL_ENDED:
+        elif what == LoggedEvent.CALL_ENDED:
             self._ended[self._jobs[call]] = at_s
-        elif what == Happened.CALL_FAILED:
+        elif what == LoggedEvent.CALL_FAILED:
             self.failed.add(self._jobs[call])
 
     def latencies_s(self) -> dict[int, float]:
@@ -169,7 +169,7 @@ class _WaitingReplicas:
     def _count_round(self, view: View, changes: Changes) -> Sequence[Action]:
         self.total_s += self._count * (view.now - self._at)
         plan = self._round(view, changes)
-        self._count, self._at = sum(sum(state.held.values()) for state in self._states.all.values()), view.now
+        self._count, self._at = sum(sum(state.held.values()) for state in self._states.pools.values()), view.now
         return plan
 
 
@@ -178,15 +178,15 @@ def simulate_arrivals(
 ) -> tuple[Simulation, RunOutcome]:
     models = [MODELS[name] for name in dict.fromkeys(each.context for each in arrivals)]
     simulation = Simulation(world([model.name for model in models], parameters, gpus=gpus), arrivals, policies)
-    simulation.agenda.at(_KNOWN_AT_S, _profile, simulation, models, parameters)
+    simulation.agenda.schedule_at(_KNOWN_AT_S, _profile, simulation, models, parameters)
     return simulation, simulation.run(until_s=_LONGEST_S)
 
 
 def _profile(simulation: Simulation, models: Sequence[Model], parameters: Parameters) -> None:
     sizes = range(1, parameters.widest + 1)
     for model in models:
-        recipe = recipe_of(model.name, simulation.world.contexts[model.name])
+        recipe = make_recipe(model.name, simulation.world.contexts[model.name])
         simulation.handle(FromClient(simulation.client.id, 0, [DefineRecipe(recipe)]))
-        paces = {size: model.item_s / speedup(size, efficiency=parameters.gang_efficiency) for size in sizes}
+        paces = {size: model.item_s / compute_speedup(size, efficiency=parameters.gang_efficiency) for size in sizes}
         known = ContextAdvice(load_s=parameters.cold_s(model), paces=paces, meet_s=parameters.meet_s)
         simulation.handle(AdviceArrived(OfContext(RecipeKey(recipe.key)), CostAdvice({"": known})))

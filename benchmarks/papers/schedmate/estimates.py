@@ -58,8 +58,8 @@ def estimate_rows(
     history = SourceHistory(Path(folder.name, "sources.sqlite"))
     for row in history_rows:
         loader, function = facts[row["name"]]
-        history.remember(row["name"], loader)
-        history.remember(row["name"], function, function="run")
+        history.store_facts(row["name"], loader)
+        history.store_facts(row["name"], function, function="run")
         sizes = {name: row[name] for name in ("load_s", "resident_bytes", "peak_bytes")}
         performance.record_load(row["name"], kind=KIND, **sizes)
         performance.record_runs(row["name"], kind=KIND, function="run", run_s=[row["run_s"]])

@@ -24,8 +24,8 @@ from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus
 from benchmarks.papers.schedmate.metric_formats import HELD_OUT, HELD_OUT_SECOND
 from benchmarks.papers.schedmate.metrics import Learned, made_cases, rows_of
 from stoker.manager.advice.endpoint import ModelEndpoint
-from stoker.manager.advice.logs import Fault, FaultKind, Located
-from stoker.manager.advice.logs.opinion import BY_MODEL, second_opinion
+from stoker.manager.advice.logs import Fault, FaultKind, LocatedFailure
+from stoker.manager.advice.logs.opinion import BLAMED_BY_MODEL, ask_second_opinion
 from stoker.manager.advice.logs.reading import RANK_MARK
 from stoker.manager.advice.metrics import LineFormats
 from stoker.site import Advice, Duration
@@ -67,7 +67,7 @@ def lines(endpoint: ModelEndpoint) -> dict[str, Any]:
     for name, learned in readers.items():
         found[name] = rows_of(cases, learned)
         if learned is not None:
-            found[name]["formats learned"] = learned.formats.learned
+            found[name]["formats learned"] = learned.formats.learned_count
         rows = found[name]["all"]
         print(f"{name}: found {rows['found']:.1%}, right {rows['right']:.1%}", flush=True)
     return found
@@ -79,19 +79,19 @@ def failures(endpoint: ModelEndpoint) -> dict[str, Any]:
     opinions: dict[str, Fault] = {}
     counts = {"doubted": 0, "believed": 0}
 
-    def model(_: FailedJob, located: Located, fault: Fault) -> Fault:
+    def model(_: FailedJob, located: LocatedFailure, fault: Fault) -> Fault:
         texts = [located.first.text, *(line.text for line in located.traceback[-1:])]
         key = re.sub(r"\d+", "#", " | ".join(RANK_MARK.sub("", text) for text in texts))
         if key not in opinions:
-            opinions[key] = second_opinion(located, fault, endpoint)
+            opinions[key] = ask_second_opinion(located, fault, endpoint)
         counts["doubted"] += 1
         given = opinions[key]
-        if not given.means.startswith(BY_MODEL):
+        if not given.means.startswith(BLAMED_BY_MODEL):
             return fault
         counts["believed"] += 1
         return given
 
-    def always_right(job: FailedJob, _: Located, fault: Fault) -> Fault:
+    def always_right(job: FailedJob, _: LocatedFailure, fault: Fault) -> Fault:
         return msgspec.structs.replace(fault, kind=FaultKind(job.kind))
 
     found: dict[str, Any] = {}

@@ -41,7 +41,7 @@ while channel.recv(65536):
 
 def run(what: str, folder: Path) -> dict[str, float]:
     session = SessionFolder(folder / what)
-    session.make()
+    session.create_folders()
     link = AdvisorLink(session, watch=lambda _: None, unwatch=lambda _: None)
     shipped = advisor.ADVISOR
     if what == "takes 9 s":
@@ -58,8 +58,8 @@ def run(what: str, folder: Path) -> dict[str, float]:
             asked += 1
             ask_at += QUESTION_S
             about = OfFailure(PilotId("p1"), LibraryId(1), CallId(asked))
-            link.ask(AskAdvice(about, "f", said="OSError: [Errno 5] Input/output error"), now)
-        answered += len(link.answers(now))
+            link.queue_question(AskAdvice(about, "f", said="OSError: [Errno 5] Input/output error"), now)
+        answered += len(link.receive_answers(now))
         wall.append(time.perf_counter() - clock)
         used.append(time.thread_time() - cpu)
         clock = time.perf_counter()

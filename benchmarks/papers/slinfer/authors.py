@@ -19,7 +19,7 @@ from stoker.manager.core.nouns import Device, Library
 from stoker.manager.core.seams import Action, Policies, Unload, View
 from stoker.manager.policies import SHIPPED
 from stoker.manager.policies.slinfer.dispatch import OfferByHeadroom
-from stoker.manager.policies.slinfer.validation import staying
+from stoker.manager.policies.slinfer.validation import list_unstopped_libraries
 from stoker.protocol.calls import Objective
 
 FILE = Path(__file__).with_name("authors_program.toml")
@@ -72,22 +72,22 @@ def slinfer(rows: Iterable[str], size: str, **settings: Any) -> Policies:
     policies = SHIPPED["slinfer"].make(**settings)
     dispatch = policies.dispatch
     assert isinstance(dispatch, OfferByHeadroom)
-    places, dry = dispatch._placement.places, dispatch.dry
+    places, out_of_calls = dispatch._placement.find_places, dispatch.out_of_calls
 
     def capped(*args: Any, **more: Any) -> Iterator[tuple[Device, int, list[Library]]]:
         for device, memory, idle in places(*args, **more):
-            if len(staying(device)) < program()["caps"][device.facts.kind][size]:
+            if len(list_unstopped_libraries(device)) < program()["caps"][device.facts.kind][size]:
                 yield device, memory, idle
 
     def ends(view: View, library: Library) -> Iterable[Action]:
         if library.devices[0].facts.on_host:
             return (Unload(library.id, "it serves nothing"),)
-        return dry(view, library)
+        return out_of_calls(view, library)
 
     if "polls" in rows:
         dispatch.period_s = program()["polls"]["every_s"]
     if "caps" in rows:
-        dispatch._placement.places = capped  # type: ignore[method-assign]
+        dispatch._placement.find_places = capped  # type: ignore[method-assign]
     if "keep_alive" in rows:
-        dispatch.dry = ends  # type: ignore[method-assign]
+        dispatch.out_of_calls = ends  # type: ignore[method-assign]
     return policies

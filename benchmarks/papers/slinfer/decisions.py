@@ -29,7 +29,7 @@ from stoker.manager.sim.run import Simulation
 from stoker.pilot.core import reactor
 from stoker.pilot.core.events import OfferInspected
 from stoker.pilot.core.state import CoreState
-from stoker.pilot.core.turns import LateRefusal, why_late
+from stoker.pilot.core.turns import LateRefusal, refuse_if_late
 
 SIZE, MODELS = "llama-2-7b", 128
 WARM_UP_S = 30.0
@@ -69,8 +69,8 @@ class DecisionTimer:
         self.decisions_s: dict[tuple[int, int], float] = defaultdict(float)
         """Seconds of decisions by call number and number of the previous round."""
         self._call = self._round = 0
-        self._weighed, self._place, self._do_round = reactor.on_offer_inspected, dispatch.place, dispatch.round
-        reactor.on_offer_inspected, reactor.why_late = self._weigh, self._validate  # type: ignore[attr-defined]
+        self._weighed, self._place, self._do_round = reactor.accept_or_refuse_offer, dispatch.place, dispatch.round
+        reactor.accept_or_refuse_offer, reactor.refuse_if_late = self._weigh, self._validate  # type: ignore[attr-defined]
         dispatch.place, dispatch.round = self._placed, self._timed_round
 
     def begin(self) -> None:
@@ -83,7 +83,7 @@ class DecisionTimer:
 
     def _validate(self, *args: Any, **more: Any) -> LateRefusal | None:
         began = time.process_time()
-        found = why_late(*args, **more)
+        found = refuse_if_late(*args, **more)
         took = time.process_time() - began
         self.candidates_s.append(took)
         self._add(self._call, took)
@@ -124,7 +124,7 @@ def side(for_s: float = FOR_S, plain: bool = False) -> dict[str, float]:
     watch = None if plain else DecisionTimer(policies.dispatch)
     simulation = Simulation(world, read_workload("AzureConv", MODELS, for_s=for_s), policies, seed=0)
     if watch is not None:
-        simulation.agenda.after(WARM_UP_S, watch.begin)
+        simulation.agenda.schedule_after(WARM_UP_S, watch.begin)
     began = time.process_time()
     simulation.run()
     found = {"run_s": time.process_time() - began}

@@ -18,7 +18,7 @@ import msgspec
 
 from stoker.manager.core.nouns import LibraryState
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.log import EventLog, LoggedEvent
 from stoker.manager.sim.run import Simulation
 from stoker.protocol.calls import Objective
 
@@ -67,7 +67,7 @@ def measure(
         arrival = arrivals[place]
         strict += told.late.get(call, _NEVER) <= _ROUNDING_S
         grace_s = max(0.0, told.grace_s(call) - not_granted_s.get(arrival.context, 0.0))
-        mean += told.is_met(call, arrival.prompt, objective or arrival.objective, grace_s=grace_s)
+        mean += told.is_met(call, arrival.prompt_tokens, objective or arrival.objective, grace_s=grace_s)
         first.append(told.first.get(call, _NEVER))
     return Measures(
         requests=len(arrivals), met_strict=strict / count, met_mean=mean / count, dropped=len(told.failed) / count,
@@ -98,28 +98,28 @@ class _Told:
 
     def _hear(self, at_s: float, what: int, call: int, library: int, pilot: int, value: float) -> None:
         match what:
-            case Happened.CALL_CAME:
+            case LoggedEvent.CALL_CAME:
                 self.came[call] = at_s
-            case Happened.CALL_BEGAN:
+            case LoggedEvent.CALL_BEGAN:
                 self.began[call].append((at_s, library))
-            case Happened.CALL_ENDED:
+            case LoggedEvent.CALL_ENDED:
                 self.over[call].append(at_s)
-            case Happened.CALL_LEFT:
+            case LoggedEvent.CALL_LEFT:
                 self.over[call].append(at_s)
                 self.moved += 1
-            case Happened.CALL_FAILED:
+            case LoggedEvent.CALL_FAILED:
                 self.failed.add(call)
-            case Happened.TOKEN_FIRST:
+            case LoggedEvent.TOKEN_FIRST:
                 self.first[call] = value
-            case Happened.TOKEN_MEAN:
+            case LoggedEvent.TOKEN_MEAN:
                 self.tpot[call] = value
-            case Happened.TOKEN_LATE:
+            case LoggedEvent.TOKEN_LATE:
                 self.late[call] = value
-            case Happened.LIBRARY_STARTED:
+            case LoggedEvent.LIBRARY_STARTED:
                 self.started[library] = at_s, pilot
-            case Happened.LIBRARY_READY:
+            case LoggedEvent.LIBRARY_READY:
                 self.ready[library] = at_s, value
-            case Happened.LIBRARY_ENDED:
+            case LoggedEvent.LIBRARY_ENDED:
                 self.ended[library] = at_s
             case _:
                 pass
@@ -153,7 +153,7 @@ class _Told:
                 if kinds[self.started[library][1]] == kind:
                     of_library[library].append((at_s, end))
             if runs and call not in self.failed and kinds[self.started[runs[-1][1]][1]] == kind:
-                tokens += arrivals[place].written
+                tokens += arrivals[place].output_tokens
         running_s = sum(end - start for spans in of_library.values() for start, end in spans)
         serving_s = sum(_union_s(spans) for spans in of_library.values())
         return KindUse(
@@ -191,7 +191,7 @@ class Sampler:
         self._sim = simulation
         self._for_s = for_s
         self._samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        simulation.agenda.after(_EVERY_S, self._sample)
+        simulation.agenda.schedule_after(_EVERY_S, self._sample)
 
     def found(self) -> dict[str, Sampled]:
         def mean(values: list[float]) -> float:
@@ -220,13 +220,13 @@ class Sampler:
                 assert engine is not None
                 requests = library.batch.engine.batch.running.values()
                 used = sum(request.length for request in requests) * engine.token_bytes
-                held, weights = pilot.core.state.ledger.held(number), int(engine.weights_bytes)
+                held, weights = pilot.core.state.ledger.reserved_bytes(number), int(engine.weights_bytes)
                 of["memory"].append((weights + used) / max(1, held))
                 if used:
                     of["cache"].append(used / max(1, held - weights))
-                of["resizing"].append(float(bool(known.resizing)))
+                of["resizing"].append(float(bool(known.unanswered_resizes)))
                 largest = max(largest, len(library.running))
             if largest:
                 of["batch"].append(float(largest))
         if sim.agenda.now + _EVERY_S <= self._for_s:
-            sim.agenda.after(_EVERY_S, self._sample)
+            sim.agenda.schedule_after(_EVERY_S, self._sample)

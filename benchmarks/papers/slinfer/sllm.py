@@ -24,7 +24,7 @@ from stoker.manager.core.seams import Action, Drop, Load, Policies, Send, Timer,
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.keep_alive import IdleTimers
 from stoker.manager.policies.provisioning import KeepBlocks
-from stoker.manager.policies.slinfer.validation import cold_start_s, first_token_s
+from stoker.manager.policies.slinfer.validation import longest_cold_start_s, ttft_objective_s
 from stoker.manager.policies.where_to_load import can_use_device
 from stoker.protocol.ids import CallId, LibraryId, RecipeKey
 
@@ -59,10 +59,10 @@ class KeepAlive:
     def idle(self, view: View, library: Library) -> Sequence[Action]:
         if self._cpu_ends and library.devices[0].facts.on_host:
             return (Unload(library.id, "it serves nothing"),)
-        return self._timers.idle(view, library)
+        return self._timers.handle_idle_library(view, library)
 
-    def fired(self, view: View, key: str) -> Sequence[Action]:
-        return self._timers.fired(view, key)
+    def handle_timer(self, view: View, key: str) -> Sequence[Action]:
+        return self._timers.handle_timer(view, key)
 
 
 class ScaleOut:
@@ -75,7 +75,7 @@ class ScaleOut:
         taken: dict[Device, int] = {}
         wants: list[tuple[float, int, int, Context]] = []
         for context in view.waiting_contexts.values():
-            coming = (x for x in context.libraries.values() if x.state is LibraryState.LOADING and x.usable)
+            coming = (x for x in context.libraries.values() if x.state is LibraryState.LOADING and x.is_usable)
             self._want(wants, context, sum(self.limit(context, x.devices[0]) for x in coming))
         while wants:
             _, _, covered, context = heapq.heappop(wants)
@@ -90,7 +90,7 @@ class ScaleOut:
     @staticmethod
     def _want(wants: list[tuple[float, int, int, Context]], context: Context, covered: int) -> None:
         if context.queue.count > covered:
-            call = context.queue.first(covered + 1, looks=1 << 30)[-1]
+            call = context.queue.first_calls(covered + 1, max_examined=1 << 30)[-1]
             heapq.heappush(wants, (call.submitted_at, call.id, covered, context))
 
     def load(self, context: Context, device: Device) -> Load:
@@ -127,7 +127,7 @@ class LateDrops:
     """Drop a waiting call if its queueing delay exceeds its objective for the first token (§IX-B).
 
     A call that waits for a load gets a grace period equal to the cold start (§IX-A). A policy calls `waits` for each
-    waiting call, which returns a timer. At this timer, `fired` returns the drops.
+    waiting call, which returns a timer. At this timer, `handle_timer` returns the drops.
     """
 
     def __init__(self) -> None:
@@ -136,13 +136,13 @@ class LateDrops:
         self._timer_at = float("inf")
 
     def waits(self, view: View, call: Call) -> tuple[Timer, ...]:
-        wanted_s = first_token_s(call)
+        wanted_s = ttft_objective_s(call)
         if not wanted_s:
             return ()
         heapq.heappush(self._due, (call.submitted_at + wanted_s, call.id))
         return self._set_timer(view.now)
 
-    def fired(self, view: View, key: str) -> tuple[Drop | Timer, ...]:
+    def handle_timer(self, view: View, key: str) -> tuple[Drop | Timer, ...]:
         """Return the drops and the next timer, or nothing if the timer belongs to another policy."""
         if key != _LATE:
             return ()
@@ -153,8 +153,8 @@ class LateDrops:
             call = view.calls.get(id)
             if call is None or call.state is not CallState.WAITING:
                 continue
-            waited_s, wanted_s = view.now - call.submitted_at, first_token_s(call)
-            grace_s = cold_start_s(view, call)
+            waited_s, wanted_s = view.now - call.submitted_at, ttft_objective_s(call)
+            grace_s = longest_cold_start_s(view, call)
             late_at = call.submitted_at + wanted_s + grace_s
             if late_at <= view.now + _ROUNDING_S:
                 grace = f", and {grace_s:.3g} s for a load" if grace_s else ""
@@ -200,12 +200,12 @@ class UpToLimit(Quiet):
         kinds = context.recipe.needs.kinds
         return sorted(context.index.free.values(), key=lambda x: kinds.index(x.devices[0].facts.kind))
 
-    def dry(self, view: View, library: Library) -> Sequence[Action]:
+    def out_of_calls(self, view: View, library: Library) -> Sequence[Action]:
         return self._keep_alive.idle(view, library)
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
         if key != _SCALE:
-            return (*self._late.fired(view, key), *self._keep_alive.fired(view, key))
+            return (*self._late.handle_timer(view, key), *self._keep_alive.handle_timer(view, key))
         new, self._new = self._new, []
         return (*(timer for call in new for timer in self._late.waits(view, call)), *self._scale_out.loads(view))
 
@@ -233,18 +233,18 @@ class Polling(Quiet):
             if call.id in view.calls:
                 yield Send(call.id, library.id)
         if not library.load and library.devices[0].facts.on_host:
-            yield from self.dry(view, library)
+            yield from self.out_of_calls(view, library)
 
-    def dry(self, view: View, library: Library) -> Sequence[Action]:
+    def out_of_calls(self, view: View, library: Library) -> Sequence[Action]:
         return self._keep_alive.idle(view, library)
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
         if not key.startswith(_POLL):
-            return self._keep_alive.fired(view, key)
+            return self._keep_alive.handle_timer(view, key)
         call = view.calls.get(int(key.removeprefix(_POLL)))
         if call is None or call.state is not CallState.WAITING:
             return ()
-        late_s = view.now - call.submitted_at - first_token_s(call)
+        late_s = view.now - call.submitted_at - ttft_objective_s(call)
         if late_s > 0:
             return (Drop(call.id, f"its first token is {late_s:.3g} s late, and no instance has room"),)
         return self.place(view, call)
@@ -268,7 +268,7 @@ class Polling(Quiet):
             self._bound.setdefault(library.id, {})[call.id] = call
 
     def _next(self, context: Context) -> Library | None:
-        own = [x for x in context.libraries.values() if x.usable and x.state in _OPEN]
+        own = [x for x in context.libraries.values() if x.is_usable and x.state in _OPEN]
         first = self._turn.get(context, 0)
         for offset in range(len(own)):
             place = (first + offset) % len(own)

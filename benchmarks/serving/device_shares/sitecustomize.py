@@ -17,7 +17,7 @@ ENGINE = "stoker.contexts.inference.continuous"
 
 def limit(engine: Any, share: float) -> None:
     """Make each step of an engine class last its processor time divided by `share`."""
-    compute = engine._compute
+    compute = engine._compute_step
 
     def limited(self: Any, step: Any) -> Any:
         began, cpu_s = time.perf_counter(), time.thread_time()
@@ -27,7 +27,7 @@ def limit(engine: Any, share: float) -> None:
             over = began + (time.thread_time() - cpu_s) / share
             time.sleep(max(0.0, over - time.perf_counter()))
 
-    engine._compute = limited
+    engine._compute_step = limited
 
 
 class _LimitedEngines(importlib.abc.MetaPathFinder):

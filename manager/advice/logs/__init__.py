@@ -10,8 +10,8 @@ classifier.py  the party at fault, found by the table or by a learned scorer
 opinion.py     a language model's opinion on verdicts of low confidence
 """
 
-from stoker.manager.advice.logs.classifier import classify
-from stoker.manager.advice.logs.failures import Fault, FaultKind, Located, LogLine
-from stoker.manager.advice.logs.locator import locate
+from stoker.manager.advice.logs.classifier import classify_failure
+from stoker.manager.advice.logs.failures import Fault, FaultKind, LocatedFailure, LogLine
+from stoker.manager.advice.logs.locator import locate_failure
 
-__all__ = ["Fault", "FaultKind", "Located", "LogLine", "classify", "locate"]
+__all__ = ["Fault", "FaultKind", "LocatedFailure", "LogLine", "classify_failure", "locate_failure"]

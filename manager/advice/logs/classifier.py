@@ -18,22 +18,30 @@ from math import exp, log, sqrt
 
 import msgspec
 
-from stoker.manager.advice.logs.failures import ROWS, Fault, FaultKind, FaultRule, Located, LogLine, matching_rules
+from stoker.manager.advice.logs.failures import (
+    LOG_RULES,
+    Fault,
+    FaultKind,
+    FaultRule,
+    LocatedFailure,
+    LogLine,
+    find_matching_rules,
+)
 from stoker.manager.advice.logs.reading import RANK_MARK
 
 # ---- the learned scorer
 
 
-class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A learned scorer: its training data, weights by kind and feature, and biases."""
+class FaultKindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A logistic regression that scores fault kinds. `made_of`: its training data. `weights`: by kind and feature."""
 
     made_of: str
     weights: dict[FaultKind, dict[str, float]]
     bias: dict[FaultKind, float]
 
-    def chances(self, found: Mapping[str, float]) -> dict[FaultKind, float]:
+    def compute_probabilities(self, found: Mapping[str, float]) -> dict[FaultKind, float]:
         known = {fact for weights in self.weights.values() for fact in weights}
-        values = scaled({fact: count for fact, count in found.items() if fact in known})
+        values = scale_counts({fact: count for fact, count in found.items() if fact in known})
         scores = {
             kind: self.bias[kind] + sum(value * self.weights[kind].get(fact, 0.0) for fact, value in values.items())
             for kind in self.bias
@@ -42,7 +50,7 @@ class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {kind: part / sum(parts.values()) for kind, part in parts.items()}
 
 
-def scaled(found: Mapping[str, float]) -> dict[str, float]:
+def scale_counts(found: Mapping[str, float]) -> dict[str, float]:
     """Return the logarithmic counts of features, scaled to length 1."""
     values = {fact: 1.0 + log(1.0 + count) for fact, count in found.items()}
     length = sqrt(sum(value * value for value in values.values()))
@@ -50,17 +58,17 @@ def scaled(found: Mapping[str, float]) -> dict[str, float]:
 
 
 @cache
-def shipped_scorer() -> KindScorer:
+def load_shipped_scorer() -> FaultKindScorer:
     data = files("stoker.manager.advice.logs").joinpath("scorer.json").read_bytes()
-    return msgspec.json.decode(data, type=KindScorer)
+    return msgspec.json.decode(data, type=FaultKindScorer)
 
 
-INFRASTRUCTURE_LEAST = 0.5
+LEAST_INFRASTRUCTURE_PROBABILITY = 0.5
 """Minimum probability for the verdict `infrastructure` if no row of the table matches."""
-RAISED_LEAST = 0.7
+LEAST_PROBABILITY_IF_USER_RAISED = 0.7
 """Minimum probability for the verdict `infrastructure` if the user's code raised the exception."""
-GUESSED = "judged by its words, because no rule matches"
-_PLAIN = frozenset({
+NO_RULE_MATCHES = "classified by the words of the log, because no rule matches"
+_PROGRAM_ERRORS = frozenset({
     "ArithmeticError", "AssertionError", "AttributeError", "EOFError", "FileNotFoundError", "FileExistsError",
     "FloatingPointError", "ImportError", "IndentationError", "IndexError", "IsADirectoryError", "JSONDecodeError",
     "KeyError", "LookupError", "MemoryError", "ModuleNotFoundError", "NameError", "NotADirectoryError",
@@ -71,7 +79,7 @@ _PLAIN = frozenset({
 """Names of exceptions that usually show a mistake in the program. OSError and RuntimeError are absent: they have many
 causes.
 """
-_PLAIN_CHANCE = 0.8
+_PROGRAM_ERROR_PROBABILITY = 0.8
 _EVIDENCE_SIGNS = 40
 _EVIDENCE_AFTER = 40
 _FADING = 0.97
@@ -85,44 +93,47 @@ _COMPONENTS = {
 }
 
 
-def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS) -> Fault:
-    by_rule = _most_certain_rule(located, rules)
+def classify_failure(located: LocatedFailure, *, rules: tuple[FaultRule, ...] = LOG_RULES) -> Fault:
+    by_rule = _find_best_rule(located, rules)
     if by_rule is not None:
         sure, rule, line = by_rule
-        return Fault(rule.kind, rule.component, round(sure, 3), rule.means, _proof(located, line))
-    chances = shipped_scorer().chances(features(located, rules))
-    by_user = "user" in frame_owners(line.text for line in located.traceback)
-    exception = _last_exception(located)
-    plain = by_user and exception_name_in_line(exception) in _PLAIN
+        return Fault(rule.kind, rule.component, round(sure, 3), rule.means, _select_proof_lines(located, line))
+    chances = load_shipped_scorer().compute_probabilities(extract_features(located, rules))
+    by_user = "user" in find_frame_owners(line.text for line in located.traceback)
+    exception = _last_exception_line(located)
+    plain = by_user and find_exception_name(exception) in _PROGRAM_ERRORS
     if plain:
-        user = max(_PLAIN_CHANCE, chances[FaultKind.USER])
-        rest = (1 - _PLAIN_CHANCE) / max(1e-9, 1 - chances[FaultKind.USER])
+        user = max(_PROGRAM_ERROR_PROBABILITY, chances[FaultKind.USER])
+        rest = (1 - _PROGRAM_ERROR_PROBABILITY) / max(1e-9, 1 - chances[FaultKind.USER])
         chances = {kind: user if kind is FaultKind.USER else chance * rest for kind, chance in chances.items()}
     kind = max((FaultKind.USER, FaultKind.FRAMEWORK), key=lambda kind: chances[kind])
-    if chances[FaultKind.INFRASTRUCTURE] >= (RAISED_LEAST if by_user else INFRASTRUCTURE_LEAST):
+    if chances[FaultKind.INFRASTRUCTURE] >= (
+        LEAST_PROBABILITY_IF_USER_RAISED if by_user else LEAST_INFRASTRUCTURE_PROBABILITY
+    ):
         kind = FaultKind.INFRASTRUCTURE
     text = (exception if located.traceback else located.first.text)[:200]
-    means = f"it raised {text}" if plain else f"{GUESSED}: {text}"
-    return Fault(kind, _faulty_component(located, kind), round(chances[kind], 3), means, _proof(located, located.first))
+    means = f"it raised {text}" if plain else f"{NO_RULE_MATCHES}: {text}"
+    component, proof = _guess_faulty_component(located, kind), _select_proof_lines(located, located.first)
+    return Fault(kind, component, round(chances[kind], 3), means, proof)
 
 
-def _most_certain_rule(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, FaultRule, LogLine] | None:
+def _find_best_rule(located: LocatedFailure, rules: tuple[FaultRule, ...]) -> tuple[float, FaultRule, LogLine] | None:
     """Return the certainty, row and line of the most certain match. Secondary rows count only if all rows that match
     the failure's first line are secondary.
     """
-    context = "\n".join(line.text for line in (*located.window, *located.signs, *located.traceback))
+    context = "\n".join(line.text for line in (*located.window, *located.error_lines, *located.traceback))
     best: tuple[float, FaultRule, LogLine] | None = None
     fading = 1.0
     raised = located.traceback and located.traceback[0].number == located.first.number
-    opening = matching_rules((raised and _last_exception(located)) or located.first.text, rules)
+    opening = find_matching_rules((raised and _last_exception_line(located)) or located.first.text, rules)
     without_cause = bool(opening) and all(rule.secondary for rule in opening)
-    first, *more = located.signs[:_EVIDENCE_SIGNS] or (located.first,)
+    first, *more = located.error_lines[:_EVIDENCE_SIGNS] or (located.first,)
     evidence = (located.first, first, *_exception_lines(located), *more, *located.after[:_EVIDENCE_AFTER])
     by_number: dict[int, LogLine] = {}
     for line in evidence:
         by_number.setdefault(line.number, line)
     for line in by_number.values():
-        for rule in matching_rules(line.text, rules):
+        for rule in find_matching_rules(line.text, rules):
             if rule.secondary and not without_cause:
                 continue
             sure = rule.sure * fading * (_SECONDARY_PART if rule.secondary else 1.0)
@@ -132,25 +143,25 @@ def _most_certain_rule(located: Located, rules: tuple[FaultRule, ...]) -> tuple[
     return best
 
 
-def _exception_lines(located: Located) -> list[LogLine]:
-    return [line for line in located.traceback if exception_name_in_line(_without_rank_mark(line))]
+def _exception_lines(located: LocatedFailure) -> list[LogLine]:
+    return [line for line in located.traceback if find_exception_name(_remove_rank_mark(line))]
 
 
-def _last_exception(located: Located) -> str:
-    return next((_without_rank_mark(line) for line in reversed(_exception_lines(located))), "")
+def _last_exception_line(located: LocatedFailure) -> str:
+    return next((_remove_rank_mark(line) for line in reversed(_exception_lines(located))), "")
 
 
-def _faulty_component(located: Located, kind: FaultKind) -> str:
+def _guess_faulty_component(located: LocatedFailure, kind: FaultKind) -> str:
     if kind is not FaultKind.INFRASTRUCTURE:
         return "code" if kind is FaultKind.USER else "versions"
-    text = " ".join(line.text for line in located.signs[:_MOST_PROOF]).lower()
+    text = " ".join(line.text for line in located.error_lines[:_MOST_PROOF]).lower()
     counts = {component: sum(text.count(word) for word in them) for component, them in _COMPONENTS.items()}
     component = max(counts, key=lambda each: counts[each])
     return component if counts[component] else "node"
 
 
-def _proof(located: Located, line: LogLine) -> tuple[LogLine, ...]:
-    lines = (*located.signs[:2], *_exception_lines(located)[:3], located.first, line)
+def _select_proof_lines(located: LocatedFailure, line: LogLine) -> tuple[LogLine, ...]:
+    lines = (*located.error_lines[:2], *_exception_lines(located)[:3], located.first, line)
     chosen = {each.number: each for each in lines}
     return tuple(chosen[number] for number in sorted(chosen)[:_MOST_PROOF])
 
@@ -169,77 +180,77 @@ _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*(?:Error|Exception|Warning|Inte
 _COMMON = frozenset({"the", "of", "to", "in", "is", "at", "for", "and", "on", "by", "it", "be", "py", "file", "line"})
 
 
-def features(located: Located, rules: tuple[FaultRule, ...] = ROWS) -> dict[str, float]:
-    return {fact: float(count) for fact, count in Counter(_facts(located, rules)).items()}
+def extract_features(located: LocatedFailure, rules: tuple[FaultRule, ...] = LOG_RULES) -> dict[str, float]:
+    return {fact: float(count) for fact, count in Counter(_iterate_features(located, rules)).items()}
 
 
-def _facts(located: Located, rules: tuple[FaultRule, ...]) -> Iterator[str]:
+def _iterate_features(located: LocatedFailure, rules: tuple[FaultRule, ...]) -> Iterator[str]:
     # A traceback that begins more than `_NEAR_LINES` lines later may come from another rank, so it is not used.
     lines, first = located.traceback, located.first.number
     is_own = lines and lines[0].number - _NEAR_LINES <= first <= lines[-1].number
-    traceback = [_without_rank_mark(line) for line in lines] if is_own else []
-    raised = next((line for line in reversed(traceback) if exception_name_in_line(line)), "")
-    opening = raised or _without_rank_mark(located.first)
-    held = [(sign, matching_rules(sign.text, rules)) for sign in located.signs]
-    primary = [sign for sign, rows in held if not rows or not all(row.secondary for row in rows)] or located.signs
-    signs = [_without_rank_mark(sign) for sign in primary[:_CAUSES]]
+    traceback = [_remove_rank_mark(line) for line in lines] if is_own else []
+    raised = next((line for line in reversed(traceback) if find_exception_name(line)), "")
+    opening = raised or _remove_rank_mark(located.first)
+    held = [(sign, find_matching_rules(sign.text, rules)) for sign in located.error_lines]
+    primary = [sign for sign, rows in held if not rows or not all(row.secondary for row in rows)] or located.error_lines
+    signs = [_remove_rank_mark(sign) for sign in primary[:_CAUSES]]
     for line in (opening, *(text for text in signs if text != opening)):
-        yield from _fields_of(line)
-        yield from (f"@speaks:{name}" for name, form in _SPEAKERS if form.search(line))
-        errnos = {_BY_NUMBER.get(int(next(filter(None, hit.groups())))) for hit in _ERRNO.finditer(line)}
-        errnos |= {kind for text, kind in _BY_TEXT.items() if text in line.lower()}
+        yield from _topics_in_line(line)
+        yield from (f"@speaks:{name}" for name, form in _SOURCE_PATTERNS if form.search(line))
+        errnos = {_CAUSE_BY_ERRNO.get(int(next(filter(None, hit.groups())))) for hit in _ERRNO.finditer(line)}
+        errnos |= {kind for text, kind in _CAUSE_BY_ERROR_TEXT.items() if text in line.lower()}
         yield from (f"@errno:{kind}" for kind in sorted(filter(None, errnos)))
-        if name := exception_name_in_line(line):
+        if name := find_exception_name(line):
             yield f"@type:{name}"
             family = getattr(getattr(builtins, name, None), "__mro__", ())
             kinds = [each.__name__ for each in family if issubclass(each, Exception) and each is not Exception]
             yield from (f"@family:{kind}" for kind in (kinds if BaseException in family else ["other"]))
-    yield from (f"{field}, first" for field in _fields_of(opening))
+    yield from (f"{field}, first" for field in _topics_in_line(opening))
     yield "@traceback" if located.traceback else "@no-traceback"
-    if owners := frame_owners(traceback):
+    if owners := find_frame_owners(traceback):
         yield f"@raised-in:{owners[-1] if owners[-1] in ('user', 'stdlib') else 'package'}"
         yield "@through-user" if "user" in owners else "@not-through-user"
-        _, installed, inside = _paths(traceback)[-1].rpartition("site-packages/")
+        _, installed, inside = _frame_paths(traceback)[-1].rpartition("site-packages/")
         for name in re.split(r"[/._]", inside)[:-1] if installed else ():
-            yield from (f"{field}, module" for field in _FIELDS_OF.get(name, ()))
+            yield from (f"{field}, module" for field in _TOPICS_BY_WORD.get(name, ()))
 
 
-def _fields_of(line: str) -> Iterator[str]:
-    """Yield the topics (`_FIELDS`) of each word in a line. A capital letter begins a word: `ncclSystemError` contains
-    `system`.
+def _topics_in_line(line: str) -> Iterator[str]:
+    """Yield the topics of each word in a line (`_TOPIC_WORDS`). A capital letter begins a word: `ncclSystemError`
+    contains `system`.
     """
     for word in _WORD.findall(_PATH.sub(" ", line)):
         lower = word.lower()
         if len(lower) > 1 and lower not in _COMMON:
-            yield from _FIELDS_OF.get(lower, ())
+            yield from _TOPICS_BY_WORD.get(lower, ())
 
 
-def exception_name_in_line(line: str) -> str:
+def find_exception_name(line: str) -> str:
     found = _EXCEPTION.match(line)
     return found[1] if found else ""
 
 
-def frame_owners(lines: Iterable[str]) -> list[str]:
+def find_frame_owners(lines: Iterable[str]) -> list[str]:
     """Return the owners of a traceback's frames, outermost first: `user`, `stdlib`, or a package name."""
     owners = []
-    for path in _paths(lines):
+    for path in _frame_paths(lines):
         _, installed, package = path.rpartition("site-packages/")
         owners.append(package.partition("/")[0] if installed else "stdlib" if _STDLIB.search(path) else "user")
     return owners
 
 
-def _paths(lines: Iterable[str]) -> list[str]:
+def _frame_paths(lines: Iterable[str]) -> list[str]:
     return [found[1] for line in lines if (found := _FRAME.search(line))]
 
 
-def _without_rank_mark(line: LogLine) -> str:
+def _remove_rank_mark(line: LogLine) -> str:
     return RANK_MARK.sub("", line.text)
 
 
 # ---- vocabularies
 
 
-_FIELDS = {
+_TOPIC_WORDS = {
     "network": (
         "network socket connect connection connected host hostname hosts route routing peer tcp udp ip "
         "address addr port dns resolve resolution ssh unreachable interface link ethernet rdma infiniband "
@@ -300,12 +311,12 @@ _FIELDS = {
     "collective": ("nccl gloo allreduce collective watchdog barrier rendezvous store torchelastic backend group"),
 }
 """Words in log lines for each topic."""
-_FIELDS_OF: dict[str, list[str]] = {}
-for _field, _vocabulary in _FIELDS.items():
+_TOPICS_BY_WORD: dict[str, list[str]] = {}
+for _field, _vocabulary in _TOPIC_WORDS.items():
     for _word in _vocabulary.split():
-        _FIELDS_OF.setdefault(_word, []).append(f"@field:{_field}")
+        _TOPICS_BY_WORD.setdefault(_word, []).append(f"@field:{_field}")
 
-_SPEAKERS = (
+_SOURCE_PATTERNS = (
     ("kernel", re.compile(r"^\s*(?:\S+ )?(?:kernel:|\[ *\d+\.\d{3,}\])|^\s*kernel:|Message from syslogd")),
     ("batch", re.compile(r"^(?:slurm\w+|srun|sbatch|salloc|scontrol)(?:-\S+)?: |^condor_\w+|\bslurm_script:"
         r"|^\d{3} \(\d+\.\d+\.\d+\) ")),
@@ -332,10 +343,10 @@ _ERRNO_KINDS = {
     ),
 }  # fmt: skip
 """Error names of errno(3), by their usual cause."""
-_BY_NUMBER = {
+_CAUSE_BY_ERRNO = {
     number: kind
     for kind, names in _ERRNO_KINDS.items()
     for name in names.split()
     if (number := getattr(errno, name, None)) is not None
 }
-_BY_TEXT = {os.strerror(number).lower(): kind for number, kind in _BY_NUMBER.items()}
+_CAUSE_BY_ERROR_TEXT = {os.strerror(number).lower(): kind for number, kind in _CAUSE_BY_ERRNO.items()}

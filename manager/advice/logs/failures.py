@@ -30,15 +30,15 @@ class LogLine(msgspec.Struct, frozen=True):
     text: str
 
 
-class Located(msgspec.Struct, frozen=True):
-    """The first relevant lines of a log. `signs`: error lines, one per kind of message. `traceback`: the first complete
-    traceback.
+class LocatedFailure(msgspec.Struct, frozen=True):
+    """The first relevant lines of a log. `error_lines`: one line per kind of error message. `traceback`: the first
+    complete traceback.
     """
 
     first: LogLine
     before: tuple[LogLine, ...] = ()
     after: tuple[LogLine, ...] = ()
-    signs: tuple[LogLine, ...] = ()
+    error_lines: tuple[LogLine, ...] = ()
     traceback: tuple[LogLine, ...] = ()
     lines: int = 0
 
@@ -66,7 +66,7 @@ _I, _F, _U = FaultKind.INFRASTRUCTURE, FaultKind.FRAMEWORK, FaultKind.USER
 
 
 class FaultRule(msgspec.Struct, frozen=True, dict=True):
-    """A row of `ROWS`. The row applies if the lines around a match of `text` match `besides` and do not match
+    """A row of `LOG_RULES`. The row applies if the lines around a match of `text` match `besides` and do not match
     `unless`.
     """
 
@@ -88,7 +88,7 @@ class FaultRule(msgspec.Struct, frozen=True, dict=True):
         return [hit is not None for hit in found] == [True, False]
 
 
-ROWS: tuple[FaultRule, ...] = (
+LOG_RULES: tuple[FaultRule, ...] = (
     # devices
     FaultRule(_I, "gpu", "uncorrectable ECC error|double[- ]bit ECC|ECC_UNCORRECTABLE|Xid.{0,40}: (?:48|63|64|94|95),",
         "a GPU reported an uncorrectable memory error"),
@@ -245,7 +245,7 @@ ROWS: tuple[FaultRule, ...] = (
 )  # fmt: skip
 
 
-def matching_rules(line: str, rules: tuple[FaultRule, ...] = ROWS) -> list[FaultRule]:
+def find_matching_rules(line: str, rules: tuple[FaultRule, ...] = LOG_RULES) -> list[FaultRule]:
     lower = line.lower()
     return [rule for rule in rules if rule.pattern.search(lower)]
 
@@ -253,7 +253,7 @@ def matching_rules(line: str, rules: tuple[FaultRule, ...] = ROWS) -> list[Fault
 # ---- texts of Stoker, and rows for `stoker explain`
 
 
-SAID: tuple[FaultRule, ...] = (
+MESSAGE_RULES: tuple[FaultRule, ...] = (
     FaultRule(_U, "declared_memory", "took .{1,60} and declares ",
         "the call took more memory than its context declares", sure=0.97),
     FaultRule(_I, "memory", "the node had no memory left: .* outside the pilot use",
@@ -300,7 +300,7 @@ SAID: tuple[FaultRule, ...] = (
     FaultRule(_U, "site", "refused: ", "the batch system rejected the job", sure=0.9),
 )  # fmt: skip
 
-JOB: tuple[FaultRule, ...] = (
+JOB_START_RULES: tuple[FaultRule, ...] = (
     FaultRule(_U, "site", "stoker-pilot: .*(?:--devices|no GPU was granted)",
         "the site file requests devices that the job did not receive", sure=0.97),
     FaultRule(_U, "site", r"(?:sbatch|srun|qsub|bsub): .{0,20}error|invalid (?:partition|account|qos)"
@@ -313,7 +313,7 @@ JOB: tuple[FaultRule, ...] = (
         r"|[Nn]ot found$", "the files that start the pilot are not on the node", sure=0.94),
 )  # fmt: skip
 
-MORE: tuple[FaultRule, ...] = (
+PROGRAM_RULES: tuple[FaultRule, ...] = (
     FaultRule(_U, "command", "bash_app .{1,200} failed with unix exit code", "the call's command failed", sure=0.8),
     FaultRule(_U, "code", "while the (?:function|arguments of) .{1,200} (?:was|were) unpickled on ",
         "the program's own code raised the error while the call was unpickled", sure=0.84),
@@ -333,14 +333,14 @@ MORE: tuple[FaultRule, ...] = (
         "a file is truncated, or has another format", sure=0.9),
 )  # fmt: skip
 
-OF_CALLS = (*MORE, *ROWS)
-OF_JOBS = (*JOB, *ROWS)
+CALL_RULES = (*PROGRAM_RULES, *LOG_RULES)
+JOB_LOG_RULES = (*JOB_START_RULES, *LOG_RULES)
 
 
 # ---- remedies
 
 
-BY_COMPONENT: dict[tuple[FaultKind, str], str] = {
+REMEDY_BY_COMPONENT: dict[tuple[FaultKind, str], str] = {
     (_U, "code"): "fix that line; try the function without a session, with the same arguments",
     (_U, "crash"): "run the function alone with the same arguments; the call's output: stoker logs {}",
     (_U, "command"): "run that command alone on a node; the call's output: stoker logs {}",
@@ -378,13 +378,13 @@ BY_COMPONENT: dict[tuple[FaultKind, str], str] = {
     (_I, "scheduler"): "nothing: calls run on other pilots; if this happens often, try another partition or walltime",
     (_I, "licence"): "submit again when the licence server answers",
 }  # fmt: skip
-BY_KIND: dict[FaultKind, str] = {
+REMEDY_BY_KIND: dict[FaultKind, str] = {
     _U: "fix the error that the lines show, in the program or in its input",
     _F: "install versions that are compatible with each other and the machine",
     _I: "submit again; if it happens again, show the lines to the cluster's administrators",
 }
-"""Remedies for components without an entry in BY_COMPONENT."""
+"""Remedies for components without an entry in `REMEDY_BY_COMPONENT`."""
 
 
-def remedy(fault: Fault, subject: str) -> str:
-    return BY_COMPONENT.get((fault.kind, fault.component), BY_KIND[fault.kind]).format(subject)
+def suggest_remedy(fault: Fault, subject: str) -> str:
+    return REMEDY_BY_COMPONENT.get((fault.kind, fault.component), REMEDY_BY_KIND[fault.kind]).format(subject)

@@ -47,9 +47,9 @@ class LineReader:
                 if returns:
                     yield from _split_at_carriage_returns(line)
                 else:
-                    yield line if len(line) <= LONGEST_BYTES else clipped(line)
+                    yield line if len(line) <= LONGEST_BYTES else shorten_line(line)
             if len(rest) > LONGEST_BYTES:
-                rest = clipped(rest)
+                rest = shorten_line(rest)
         if rest:
             self.number += 1
             yield from _split_at_carriage_returns(rest)
@@ -59,11 +59,11 @@ def remove_digits(line: bytes) -> bytes:
     return line.translate(None, _DIGITS)
 
 
-def clipped(line: bytes) -> bytes:
+def shorten_line(line: bytes) -> bytes:
     return line[:_HEAD] + _LEFT_OUT + line[-_TAIL:] if len(line) > LONGEST_BYTES else line
 
 
-def shown(line: bytes) -> str:
+def printable_text(line: bytes) -> str:
     """Return the line as text, without colours and control characters."""
     text = line.decode("utf-8", "replace")
     return text.rstrip() if text.isprintable() else _CONTROLS.sub("", text).rstrip()
@@ -75,17 +75,17 @@ def read_log_blocks(source: LogSource) -> Iterator[bytes]:
     """
     if isinstance(source, os.PathLike):
         with open(source, "rb", buffering=0) as file:
-            yield from _blocks_of_file(file, os.fstat(file.fileno()).st_size or sys.maxsize)
+            yield from _read_file_blocks(file, os.fstat(file.fileno()).st_size or sys.maxsize)
     elif isinstance(source, str | bytes):
         for at in range(0, len(source), _BLOCK_BYTES):
             yield _encode_if_text(source[at : at + _BLOCK_BYTES])
     elif hasattr(source, "read"):
-        yield from _blocks_of_file(source)
+        yield from _read_file_blocks(source)
     else:
         yield from (_encode_if_text(line).removesuffix(b"\n") + b"\n" for line in source)
 
 
-def _blocks_of_file(file: Any, most_bytes: int = sys.maxsize) -> Iterator[bytes]:
+def _read_file_blocks(file: Any, most_bytes: int = sys.maxsize) -> Iterator[bytes]:
     with suppress(OSError, ValueError):
         while block := file.read(min(_BLOCK_BYTES, most_bytes)):
             most_bytes -= len(block)
@@ -103,7 +103,7 @@ def _split_at_carriage_returns(line: bytes) -> Iterator[bytes]:
     parts = line.split(b"\r")
     if len(parts) > _MOST_PARTS:
         parts = list(dict(zip(remove_digits(line).split(b"\r"), parts, strict=True)).values())
-    yield from map(clipped, [part for part in parts if part] or [b""])
+    yield from map(shorten_line, [part for part in parts if part] or [b""])
 
 
 # ---- severity of a line
@@ -117,7 +117,7 @@ def compile_lowercase_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
     return re.compile(_LETTERS.sub(lambda hit: hit[0] if hit[0].startswith("\\") else hit[0].lower(), pattern), flags)
 
 
-class Gravity(enum.IntEnum):
+class LogSeverity(enum.IntEnum):
     PLAIN = 0
     NOTICE = 1
     ERROR = 2
@@ -195,20 +195,20 @@ def may_report_error(line: bytes) -> bool:
     return _ANY_STEM.search(line.lower()) is not None
 
 
-def gravity(line: str) -> Gravity:
+def assess_severity(line: str) -> LogSeverity:
     lower = line.lower()
     if _ERROR.search(lower) or _FATAL.search(lower):
         lower = _HARMLESS.sub(" ", lower)
-        if overcome(lower):
-            return Gravity.NOTICE
+        if announces_recovery(lower):
+            return LogSeverity.NOTICE
         if _FATAL.search(lower):
-            return Gravity.FATAL
+            return LogSeverity.FATAL
         if _ERROR.search(lower):
-            return Gravity.NOTICE if _WARNING.search(lower) or _CALM_LEVEL.search(line) else Gravity.ERROR
-    return Gravity.NOTICE if _WARNING.search(lower) else Gravity.PLAIN
+            return LogSeverity.NOTICE if _WARNING.search(lower) or _CALM_LEVEL.search(line) else LogSeverity.ERROR
+    return LogSeverity.NOTICE if _WARNING.search(lower) else LogSeverity.PLAIN
 
 
-def overcome(line: str) -> bool:
+def announces_recovery(line: str) -> bool:
     lower = line.lower()
     return _OVERCOME.search(lower) is not None and _GIVEN_UP.search(lower) is None
 
@@ -230,17 +230,17 @@ RANK_MARK = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d{1,5}: )")
 
 class TracebackLines:
     """Collects the lines of a traceback or of several chained tracebacks. `exceptions`: the line of each exception.
-    `marks_ranks`: each line begins with a rank's mark (`[rank3]: `).
+    `has_rank_mark`: each line begins with a rank's mark (`[rank3]: `).
     """
 
     def __init__(self, number: int, line: str) -> None:
         at = line.index(TRACEBACK)
         self.number = number
-        self.done = False
+        self.is_complete = False
         self.exceptions: list[tuple[int, str]] = []
-        self._mark = _with_zeroed_digits(line[:at].strip("\ufeff\ufffd"))
+        self._mark = _replace_digits_by_zeros(line[:at].strip("\ufeff\ufffd"))
         self._width = at
-        self.marks_ranks = 0 < len(self._mark) < _LONGEST_MARK and not _LEVEL.search(self._mark)
+        self.has_rank_mark = 0 < len(self._mark) < _LONGEST_MARK and not _LEVEL.search(self._mark)
         self._head: list[tuple[int, str]] = [(number, line)]
         self._tail: list[tuple[int, str]] = []
         self._in_frames = True
@@ -250,8 +250,8 @@ class TracebackLines:
     def lines(self) -> list[tuple[int, str]]:
         return self._head + self._tail
 
-    def add(self, number: int, line: str) -> bool:
-        body = self._body(line) if not self.done else None
+    def add_if_part(self, number: int, line: str) -> bool:
+        body = self._strip_rank_mark(line) if not self.is_complete else None
         if body is None or not self._is_part_of_traceback(number, body):
             return False
         (self._head if len(self._head) < _HEAD_LINES else self._tail).append((number, line))
@@ -264,8 +264,8 @@ class TracebackLines:
             if indented or not body or body.startswith("[Previous line repeated"):
                 return True
             if TRACEBACK in body:
-                self.done = not self.exceptions
-                return not self.done
+                self.is_complete = not self.exceptions
+                return not self.is_complete
             self._in_frames, self._further = False, 0
             self.exceptions.append((number, body))
             return True
@@ -275,16 +275,16 @@ class TracebackLines:
         elif body.startswith(_CHAINS):
             self._further = 0
         elif body.strip() or self._further > 2:
-            self.done = self._further > _MESSAGE_LINES or not (indented or _LONG_MESSAGE.match(body))
-        return not self.done
+            self.is_complete = self._further > _MESSAGE_LINES or not (indented or _LONG_MESSAGE.match(body))
+        return not self.is_complete
 
-    def _body(self, line: str) -> str | None:
+    def _strip_rank_mark(self, line: str) -> str | None:
         if not self._mark:
             return line[self._width :] if self._width == 0 or line[: self._width].isspace() else line
-        if _with_zeroed_digits(line[: self._width].rstrip()) == self._mark.rstrip():
+        if _replace_digits_by_zeros(line[: self._width].rstrip()) == self._mark.rstrip():
             return line[self._width :]
-        return None if self.marks_ranks else line
+        return None if self.has_rank_mark else line
 
 
-def _with_zeroed_digits(mark: str) -> str:
+def _replace_digits_by_zeros(mark: str) -> str:
     return mark if len(mark) < 16 else _CLOCK.sub("0", mark)

@@ -9,6 +9,14 @@ tracker.py  follow the progress in a growing log, and find slowdowns (§4.1)
 
 from stoker.manager.advice.metrics.formats import LineFormats
 from stoker.manager.advice.metrics.lines import LineMetrics, read_metrics
-from stoker.manager.advice.metrics.tracker import FollowedLog, LoggedProgress, MetricTracker, slowdown
+from stoker.manager.advice.metrics.tracker import FollowedLog, LoggedProgress, MetricTracker, compute_slowdown
 
-__all__ = ["FollowedLog", "LineFormats", "LineMetrics", "LoggedProgress", "MetricTracker", "read_metrics", "slowdown"]
+__all__ = [
+    "FollowedLog",
+    "LineFormats",
+    "LineMetrics",
+    "LoggedProgress",
+    "MetricTracker",
+    "compute_slowdown",
+    "read_metrics",
+]

@@ -12,10 +12,10 @@ import msgspec
 from stoker.manager.advice.metrics.names import (
     CLOCK,
     WHOLE,
-    duration_s,
     join_alternative_patterns,
-    lower,
-    number,
+    lower_keeping_length,
+    parse_duration_s,
+    parse_number,
     read_named_metrics,
     split_off_line_time,
 )
@@ -111,14 +111,14 @@ _PERCENT = re.compile(r"(?:progress|completed?|done)\W{1,3}(?P<before>\d{1,3}(?:
 _DIGITS = re.compile(r"\d[\d.,]*")
 
 
-def bar(text: str) -> tuple[Counter, str, str, dict[str, float]] | None:
+def read_progress_bar(text: str) -> tuple[Counter, str, str, dict[str, float]] | None:
     """Return a progress bar's count, the texts before and after it, and its times."""
     found = (_BAR.match(text) if "%|" in text else _OPEN_BAR.match(text)) if "[" in text else None
     if found is None:
         return None
     parts = found.groupdict()
     unit = parts["unit"] or "it"
-    total = number(parts["total"], parts["total_scale"]) if parts.get("total") else None
+    total = parse_number(parts["total"], parts["total_scale"]) if parts.get("total") else None
     before = found["before"].strip(" :\t")
     bare = _DIGITS.sub("", before)
     counts_epochs = _UNIT.get(bare.lower().strip(" :#/[]()").rpartition(" ")[2]) == EPOCH
@@ -128,17 +128,19 @@ def bar(text: str) -> tuple[Counter, str, str, dict[str, float]] | None:
         counted = EPOCH
     else:
         counted = _UNIT.get(unit.lower(), STEP)
-    counter = Counter("bar " + bare.strip().lower()[:40], counted, number(parts["done"], parts["done_scale"]), total)
+    counter = Counter(
+        "bar " + bare.strip().lower()[:40], counted, parse_number(parts["done"], parts["done_scale"]), total
+    )
     stated = {"elapsed_s": found["elapsed"], "eta_s": (found["eta"] or "").strip("?")}
-    seconds = {name: duration_s(said) for name, said in stated.items() if said}
+    seconds = {name: parse_duration_s(said) for name, said in stated.items() if said}
     return counter, before, found["post"], {name: known for name, known in seconds.items() if known is not None}
 
 
-def counters(text: str) -> list[Counter]:
+def read_counters(text: str) -> list[Counter]:
     """Return the counts of a line without a progress bar, one per name. A count without a total needs a counting word,
     or brackets at the start.
     """
-    text = lower(text)
+    text = lower_keeping_length(text)
     found: dict[str, Counter] = {}
     taken: list[tuple[int, int]] = []
     patterns = [_NAMED, _AFTER] if "/" in text or "of" in text else []
@@ -146,12 +148,12 @@ def counters(text: str) -> list[Counter]:
     patterns += [_PLAIN_OF] if " of " in text else []
     for match in (match for pattern in patterns for match in pattern.finditer(text)):
         parts = match.groupdict()
-        done = number(parts["done"] or parts.get("done2") or "0")
-        total = number(parts["total"] or parts.get("total2") or "0")
-        word = _plain(parts.get("word"))
+        done = parse_number(parts["done"] or parts.get("done2") or "0")
+        total = parse_number(parts["total"] or parts.get("total2") or "0")
+        word = _normalize_word(parts.get("word"))
         before = text[max(0, match.start() - _REACH) : match.start()]
         counts = done <= total and total >= (1 if word else 2) and not _NOT_PROGRESS.search(before)
-        if counts and not _overlaps(match, taken):
+        if counts and not _overlaps_any(match, taken):
             taken.append(match.span())
             name = word or "of " + "".join(re.findall(r"[a-z]+", before.lower())[-1:])
             found.setdefault(name, Counter(name, _UNIT.get(word, STEP), done, total))
@@ -161,23 +163,23 @@ def counters(text: str) -> list[Counter]:
         found[EPOCH] = Counter(EPOCH, EPOCH, float(named["done"]))
     for match in _NAMED_ALONE.finditer(text):
         named_before = _NO_COUNT.search(text, max(0, match.start() - _REACH), match.start())
-        if not named_before and not _overlaps(match, taken):
-            word = _plain(match["word"])
-            found.setdefault(word, Counter(word, _UNIT[word], number(match["done"])))
+        if not named_before and not _overlaps_any(match, taken):
+            word = _normalize_word(match["word"])
+            found.setdefault(word, Counter(word, _UNIT[word], parse_number(match["done"])))
     if not found and (leading := _LEADING.match(text)):
         found["[]"] = Counter("[]", STEP, float(leading["done"]))
     if not found and "%" in text and (percent := _PERCENT.search(text)):
-        found[PERCENT] = Counter(PERCENT, PERCENT, number(percent["before"] or percent["after"]), 100.0)
+        found[PERCENT] = Counter(PERCENT, PERCENT, parse_number(percent["before"] or percent["after"]), 100.0)
     return list(found.values())
 
 
-def _overlaps(match: re.Match[str], taken: Iterable[tuple[int, int]]) -> bool:
+def _overlaps_any(match: re.Match[str], taken: Iterable[tuple[int, int]]) -> bool:
     return any(match.start() < end and start < match.end() for start, end in taken)
 
 
-def _with_stated_totals(counted: list[Counter], text: str) -> list[Counter]:
+def _add_stated_totals(counted: list[Counter], text: str) -> list[Counter]:
     low = text.lower()
-    totals = stated_totals([low]) if any(word in low for word in ("total", "max", "num")) else {}
+    totals = read_stated_totals([low]) if any(word in low for word in ("total", "max", "num")) else {}
     return [
         msgspec.structs.replace(each, total=totals[each.unit])
         if each.total is None and each.done <= totals.get(each.unit, -1.0)
@@ -186,7 +188,7 @@ def _with_stated_totals(counted: list[Counter], text: str) -> list[Counter]:
     ]
 
 
-def _plain(word: str | None) -> str:
+def _normalize_word(word: str | None) -> str:
     return (word or "").lower().replace(" ", "_")
 
 
@@ -229,15 +231,15 @@ _LEADING_ROUNDS = re.compile(r"\s*(\d+)\s?/\s?(\d+)\s")
 """Matches an epoch (`3/10`) in a column before a progress bar."""
 
 
-def redraws(text: str) -> list[str]:
+def split_redraws(text: str) -> list[str]:
     return [part for part in _REDRAWN.split(text) if part and not part.isspace()]
 
 
 def read_metrics(line: str) -> LineMetrics | None:
     """Return the metrics of a line, or None. If a bar is redrawn, the last redraw counts."""
-    for shown in reversed(redraws(line)):
-        report = progress_line(shown)
-        metrics = _read(report) if report is not None else None
+    for shown in reversed(split_redraws(line)):
+        report = parse_progress_line(shown)
+        metrics = _read_line_metrics(report) if report is not None else None
         if metrics is not None:
             return metrics
     return None
@@ -251,14 +253,14 @@ class ProgressLine(msgspec.Struct, frozen=True):
     line_s: float | None
 
 
-def progress_line(shown: str) -> ProgressLine | None:
+def parse_progress_line(shown: str) -> ProgressLine | None:
     """Return the line's text, rank and time, or None for settings, tracebacks and other lines."""
     if len(shown) > LONGEST_LINE or not _WORTH_READING.search(shown):
         return None
-    rank, text = _rank(_ESCAPES.sub("", shown))
+    rank, text = _split_off_rank(_ESCAPES.sub("", shown))
     line_s, text = split_off_line_time(text)
     if rank is None:
-        rank, text = _rank(text)
+        rank, text = _split_off_rank(text)
     if inner := _INNER_RANK.search(text, 0, 120):
         rank, text = int(inner["rank"]), text[: inner.start()] + text[inner.end() :]
     if _SETTINGS_START.match(text) or _TRACE.match(text) or _SUMMARY.search(text):
@@ -266,19 +268,19 @@ def progress_line(shown: str) -> ProgressLine | None:
     return ProgressLine(text.strip(), rank, line_s)
 
 
-def starts_an_evaluation(text: str) -> bool:
+def reports_evaluation(text: str) -> bool:
     start = re.split(r"\d", text, maxsplit=1)[0]
     return bool(_EVALUATES.search(start)) and not _TRAINS.search(start)
 
 
-def _read(report: ProgressLine) -> LineMetrics | None:
+def _read_line_metrics(report: ProgressLine) -> LineMetrics | None:
     text = report.text
-    drawn, times = bar(text), dict[str, float]()
+    drawn, times = read_progress_bar(text), dict[str, float]()
     if drawn is None:
-        counted, before, post = counters(text), text, text
+        counted, before, post = read_counters(text), text, text
     else:
         counter, before, post, times = drawn
-        around = [each for each in counters(before) if each.unit != counter.unit]
+        around = [each for each in read_counters(before) if each.unit != counter.unit]
         if not around and (leading := _LEADING_ROUNDS.match(before)) and int(leading[1]) <= int(leading[2]):
             around = [Counter(EPOCH, EPOCH, float(leading[1]), float(leading[2]))]
         counted = [*around, counter]
@@ -289,19 +291,19 @@ def _read(report: ProgressLine) -> LineMetrics | None:
     if step_s := values.pop("step_s", 0.0):
         values.setdefault("steps_per_s", 1.0 / step_s)
     return LineMetrics(
-        counters=tuple(_with_stated_totals(counted, text)),
+        counters=tuple(_add_stated_totals(counted, text)),
         line_s=report.line_s,
         rank=report.rank,
-        evaluates=evaluated or starts_an_evaluation(before),
+        evaluates=evaluated or reports_evaluation(before),
         learned=False,
         **{name: value for name, value in values.items() if name in LineMetrics.__struct_fields__},
     )
 
 
-def _rank(text: str) -> tuple[int | None, str]:
+def _split_off_rank(text: str) -> tuple[int | None, str]:
     if found := _RANK.match(text):
         return int(found["rank"] or found["mpi"] or found["pid"]), text[found.end() :]
-    if (found := _LABEL.match(text)) and counters(text[found.end() :]):
+    if (found := _LABEL.match(text)) and read_counters(text[found.end() :]):
         return int(found["rank"]), text[found.end() :]
     return None, text
 
@@ -333,11 +335,11 @@ _STATED_AT_START = re.compile(
 )
 
 
-def stated_totals(lines: Iterable[str]) -> dict[str, float]:
+def read_stated_totals(lines: Iterable[str]) -> dict[str, float]:
     """Return the total steps and total epochs that the lines state first, by unit."""
     found: dict[str, float] = {}
     for line in lines:
         for match in _STATED_AT_START.finditer(line[:4096]):
-            if (value := number(match["value"])) > 0:
+            if (value := parse_number(match["value"])) > 0:
                 found.setdefault(STEP if match["step"] else EPOCH, value)
     return found

@@ -38,26 +38,26 @@ def join_alternative_patterns(patterns: Iterable[str]) -> str:
     return "|".join(f"{letter}(?:{'|'.join(rests)})" for letter, rests in groups.items())
 
 
-def lower(text: str) -> str:
+def lower_keeping_length(text: str) -> str:
     low = text.lower()
     return low if len(low) == len(text) else text
 
 
-def number(text: str, scale: str = "") -> float:
+def parse_number(text: str, scale: str = "") -> float:
     return float(text.replace(",", "").replace("_", "")) * _SCALES.get(scale, 1.0)
 
 
-def unit_seconds(unit: str) -> float | None:
+def seconds_per_unit(unit: str) -> float | None:
     low = unit.lower()
     starts = (("sec", "s"), ("min", "m"), ("hour", "h"), ("hr", "h"), ("day", "d"), ("milli", "ms"))
     return _SECONDS.get(low) or next((_SECONDS[short] for start, short in starts if low.startswith(start)), None)
 
 
-def duration_s(text: str) -> float | None:
+def parse_duration_s(text: str) -> float | None:
     """Return the seconds of a duration that CLOCK or WORDED matches."""
     if ":" not in text:
         parts = _WORDED_PART.findall(text)
-        return sum(float(value) * (unit_seconds(unit) or 0.0) for value, unit in parts) if parts else None
+        return sum(float(value) * (seconds_per_unit(unit) or 0.0) for value, unit in parts) if parts else None
     days, _, rest = text.rpartition("day")
     seconds = 0.0
     for field in rest.lstrip("s, ").split(":"):
@@ -156,7 +156,7 @@ def read_named_metrics(text: str) -> tuple[dict[str, float], bool]:
     """
     found: dict[str, float] = {}
     evaluated = False
-    low = lower(text)
+    low = lower_keeping_length(text)
     for pair in _PAIR.finditer(low):
         metric = _METRIC.get(_NESTED.sub("", pair["key"]))
         if metric is None or (pair["after"] and pair["after"].strip() == "/"):
@@ -167,7 +167,7 @@ def read_named_metrics(text: str) -> tuple[dict[str, float], bool]:
         if pair["kind"] and not pair["kind"].startswith("train"):
             evaluated = True
         elif not (pair["kind"] and metric in ("elapsed_s", "time_s")):
-            value = _metric_value(text, pair, metric)
+            value = _parse_metric_value(text, pair, metric)
             if value is not None and metric == "step_ms":
                 found.setdefault("step_s", value / 1000)
             elif value is not None:
@@ -175,27 +175,27 @@ def read_named_metrics(text: str) -> tuple[dict[str, float], bool]:
     _add_rates(text, found)
     losses = [found.pop(name) for name in ("loss0", "loss1", "loss2", "loss3") if name in found]
     if not losses and "loss" in low and (other := _OTHER_LOSS.search(text)):
-        losses = [number(other["value"])]
+        losses = [parse_number(other["value"])]
     if losses:
         found["loss"] = losses[0]
     return found, evaluated and not losses
 
 
-def _metric_value(text: str, pair: re.Match[str], metric: str) -> float | None:
+def _parse_metric_value(text: str, pair: re.Match[str], metric: str) -> float | None:
     timed = metric in ("elapsed_s", "eta_s", "time_s", "step_s")
     if pair["clock"]:
-        return duration_s(pair["clock"]) if timed else None
+        return parse_duration_s(pair["clock"]) if timed else None
     start, end = pair.span("unit")
     unit = pair["key_unit"] or (text[start:end] if pair["unit"] else "")
     if not timed:
         # The unit in `loss 3 s` shows that 3 is a time and no loss.
         known = unit in ("", "k", "K", "M") and not pair["more"]
-        return number(pair["value"], unit) if known else None
+        return parse_number(pair["value"], unit) if known else None
     if pair["more"] or unit.lower() in ("h", "m"):
         worded = _WORDED_VALUE.match(text, pair.start("value"))
-        return duration_s(worded[0]) if worded else None
-    seconds = unit_seconds(unit) if unit else 1.0
-    return number(pair["value"]) * seconds if seconds is not None else None
+        return parse_duration_s(worded[0]) if worded else None
+    seconds = seconds_per_unit(unit) if unit else 1.0
+    return parse_number(pair["value"]) * seconds if seconds is not None else None
 
 
 def _add_rates(text: str, found: dict[str, float]) -> None:
@@ -203,6 +203,6 @@ def _add_rates(text: str, found: dict[str, float]) -> None:
         within = text[max(0, sign.start() - _RATE_REACH) : sign.end()]
         if rate := _PER_SECOND.search(within):
             metric = "steps_per_s" if rate["steps"] else "tokens_per_s" if rate["tokens"] else "samples_per_s"
-            found.setdefault(metric, number(rate["value"], rate["scale"] or ""))
+            found.setdefault(metric, parse_number(rate["value"], rate["scale"] or ""))
         elif rate := _SECONDS_PER.search(within):
-            found.setdefault("step_s", number(rate["value"]) * (unit_seconds(rate["unit"]) or 1.0))
+            found.setdefault("step_s", parse_number(rate["value"]) * (seconds_per_unit(rate["unit"]) or 1.0))

@@ -20,7 +20,7 @@ standard deviations (Iglewicz and Hoaglin).
 """
 
 
-def without_outliers(values: Sequence[float]) -> list[float]:
+def drop_outliers(values: Sequence[float]) -> list[float]:
     finite = [value for value in values if isfinite(value)]
     if len(finite) < 3:
         return finite
@@ -52,7 +52,7 @@ class SeriesPoint(msgspec.Struct, frozen=True):
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
     """The values of a count, in rounds (such as epochs). A round begins when the count falls. `points`: values in the
-    current round. `falls`: number of complete earlier rounds. `first_at`: index of the first line with this count.
+    current round. `completed_rounds`: number of earlier rounds. `first_at`: index of the first line with this count.
     """
 
     name: str
@@ -60,7 +60,7 @@ class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None
     evaluates: bool
     points: tuple[SeriesPoint, ...]
-    falls: int
+    completed_rounds: int
     first_at: int
     starts_at_zero: bool
 
@@ -77,7 +77,7 @@ class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
         return any(point.line.loss is not None for point in self.points)
 
     @property
-    def runs(self) -> bool:
+    def is_unfinished(self) -> bool:
         return not _is_counter_finished(self.newest) or self.newest.total is None
 
 
@@ -90,12 +90,12 @@ def group_counts_into_series(lines: Sequence[LineMetrics]) -> list[CountSeries]:
             points.setdefault(key, []).append(SeriesPoint(at, line, counter))
     found = []
     for (rank, evaluates, name, _), each in points.items():
-        falls = _new_round_indexes([point.counter.done for point in each])
+        falls = _find_starts_of_rounds([point.counter.done for point in each])
         found.append(
             CountSeries(
                 name=name, unit=each[0].counter.unit, rank=rank, evaluates=evaluates,
                 points=tuple(each[falls[-1] if falls else 0 :]), first_at=each[0].at,
-                falls=sum(_is_counter_finished(each[at - 1].counter) for at in falls),
+                completed_rounds=sum(_is_counter_finished(each[at - 1].counter) for at in falls),
                 starts_at_zero=any(point.counter.done == 0 for point in each),
             )
         )  # fmt: skip
@@ -106,7 +106,7 @@ def _is_counter_finished(counter: Counter) -> bool:
     return counter.total is None or counter.done >= _AS_GOOD_AS_DONE * counter.total
 
 
-def _new_round_indexes(values: Sequence[float]) -> list[int]:
+def _find_starts_of_rounds(values: Sequence[float]) -> list[int]:
     found = []
     for at, (before, value) in enumerate(pairwise(values), start=1):
         near = before - value <= max(1.0, _JITTER_SHARE * before)
@@ -116,7 +116,7 @@ def _new_round_indexes(values: Sequence[float]) -> list[int]:
     return found
 
 
-def choose_progress(found: Sequence[CountSeries]) -> tuple[CountSeries, CountSeries | None] | None:
+def choose_progress_series(found: Sequence[CountSeries]) -> tuple[CountSeries, CountSeries | None] | None:
     """Return the series that shows the progress, and the series of its rounds (such as epochs)."""
     counted = [each for each in found if each.unit != BYTE]
     trained = [each for each in counted if not each.evaluates] or counted
@@ -125,7 +125,8 @@ def choose_progress(found: Sequence[CountSeries]) -> tuple[CountSeries, CountSer
         best = max(
             trained, default=None,
             key=lambda each: (
-                each.has_loss, each.unit == STEP, each.unit != EPOCH, -each.falls, each.last_at, each.newest.done
+                each.has_loss, each.unit == STEP, each.unit != EPOCH, -each.completed_rounds, each.last_at,
+                each.newest.done,
             ),
         )  # fmt: skip
         return (best, None) if best else None
@@ -143,7 +144,7 @@ def _choose_innermost_series(fine: Sequence[CountSeries]) -> CountSeries:
     contains the others; else the latest series.
     """
     among = [each for each in fine if each.has_loss] or fine
-    running = [each for each in among if each.runs]
+    running = [each for each in among if each.is_unfinished]
     if not running or among[0].has_loss:
         return max(running or among, key=lambda each: each.last_at)
     return min(running, key=lambda each: each.first_at)
@@ -152,7 +153,7 @@ def _choose_innermost_series(fine: Sequence[CountSeries]) -> CountSeries:
 # ---- rates
 
 
-NEWEST = 32
+RATE_POINTS = 32
 """Number of newest points from which the rate is computed, because the rate changes over time."""
 _LEAST_ETA_S = 3.0
 """Minimum printed remaining seconds that are used for the rate."""
@@ -165,12 +166,16 @@ else, for example loaded data.
 _DAY_S = 86400.0
 
 
-def pace(series: CountSeries) -> float | None:
+def compute_rate(series: CountSeries) -> float | None:
     """Return the rate of the current round in units per second."""
-    points = series.points[-NEWEST:]
+    points = series.points[-RATE_POINTS:]
     seen = [point.line.line_s for point in points if point.line.line_s is not None]
-    timed = _median_pace(_slopes(points, "line_s")) if seen and max(seen) - min(seen) >= _LEAST_SPAN_S else None
-    stated = _median_pace([rate for point in points if (rate := _stated_rate(series, point))])
+    timed = (
+        _median_rate(_rates_between_points(points, "line_s"))
+        if seen and max(seen) - min(seen) >= _LEAST_SPAN_S
+        else None
+    )
+    stated = _median_rate([rate for point in points if (rate := _printed_rate(series, point))])
     if stated and (timed is None or 1 / _FARTHEST_RATE < stated / timed < _FARTHEST_RATE):
         return stated
     if timed:
@@ -178,17 +183,17 @@ def pace(series: CountSeries) -> float | None:
     times = [point.line.time_s for point in points if point.line.time_s]
     grows = len(times) > 2 and all(a <= b for a, b in pairwise(times)) and times[-1] > times[0]
     if times and not grows:
-        return _median_pace([1 / value for value in times])
+        return _median_rate([1 / value for value in times])
     for field in ("line_s", "elapsed_s", "time_s"):
-        if found := _median_pace(_slopes(points, field)):
+        if found := _median_rate(_rates_between_points(points, field)):
             return found
     lefts = ((point.counter.total or 0.0, point.counter.done, point.line.eta_s or 0.0) for point in points)
-    return _median_pace(
+    return _median_rate(
         [(total - done) / eta_s for total, done, eta_s in lefts if eta_s >= _LEAST_ETA_S and total > done]
     )
 
 
-def _stated_rate(series: CountSeries, point: SeriesPoint) -> float | None:
+def _printed_rate(series: CountSeries, point: SeriesPoint) -> float | None:
     if series.unit == EPOCH and not series.name.startswith("bar"):
         return None
     rate = point.line.steps_per_s
@@ -197,7 +202,7 @@ def _stated_rate(series: CountSeries, point: SeriesPoint) -> float | None:
     return rate if rate and rate > 0 else None
 
 
-def _slopes(points: Sequence[SeriesPoint], field: str) -> list[float]:
+def _rates_between_points(points: Sequence[SeriesPoint], field: str) -> list[float]:
     """Return the rates between each point and the point half the list later. This costs less than the methods of Siegel
     and Theil.
     """
@@ -212,6 +217,6 @@ def _slopes(points: Sequence[SeriesPoint], field: str) -> list[float]:
     return [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairs if x1 > x0 and y1 > y0]
 
 
-def _median_pace(values: Sequence[float]) -> float | None:
-    kept = without_outliers(values)
+def _median_rate(values: Sequence[float]) -> float | None:
+    kept = drop_outliers(values)
     return median(kept) if kept and median(kept) > 0 else None

@@ -14,22 +14,31 @@ from statistics import median
 import msgspec
 
 from stoker.manager.advice.metrics.formats import LineFormats
-from stoker.manager.advice.metrics.lines import EPOCH, LONGEST_LINE, LineMetrics, read_metrics, redraws, stated_totals
+from stoker.manager.advice.metrics.lines import (
+    EPOCH,
+    LONGEST_LINE,
+    LineMetrics,
+    read_metrics,
+    read_stated_totals,
+    split_redraws,
+)
 from stoker.manager.advice.metrics.series import (
     CountSeries,
-    choose_progress,
+    choose_progress_series,
+    compute_rate,
+    drop_outliers,
     group_counts_into_series,
-    pace,
-    without_outliers,
 )
 
-ENOUGH, ENOUGH_OF_A_KIND = 192, 64
+MOST_METRIC_LINES, MOST_METRIC_LINES_OF_KIND = 192, 64
 """Maximum number of lines with metrics to read, in total and of one kind. Lines of one kind differ only in numbers,
 bars and blanks.
 """
 _MOST_LINES = 5_000
-_PATIENCE = 200
-"""After `ENOUGH_OF_A_KIND` lines with metrics, the search ends at this number of lines in a row without a metric."""
+_MOST_FRUITLESS_LINES = 200
+"""After `MOST_METRIC_LINES_OF_KIND` lines with metrics, the search ends when this number of lines in a row have no
+metrics.
+"""
 _KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
 
 
@@ -60,7 +69,7 @@ class MetricTracker:
 
     def __init__(self, formats: LineFormats | None = None) -> None:
         self.totals: Mapping[str, float] = {}
-        self._read_line = formats.read if formats is not None else read_metrics
+        self._read_line = formats.read_line if formats is not None else read_metrics
         self._seen: tuple[tuple[str, float | None], float, float] | None = None
         """The last reading: name and total of the count, units done, and time in seconds."""
 
@@ -68,35 +77,41 @@ class MetricTracker:
         """Return the progress, or None if the lines have no metrics. `at_s`: time of the reading. If the log contains
         no times, the rate is computed from two readings.
         """
-        lines = newest_metrics(newest_first, read_line=self._read_line)
+        lines = read_newest_metrics(newest_first, read_line=self._read_line)
         if not lines:
             return None
-        chosen = choose_progress(group_counts_into_series(lines))
+        chosen = choose_progress_series(group_counts_into_series(lines))
         if chosen is None:
             return _progress_without_counts(lines)
         inner, _ = chosen
-        rate = pace(inner)
+        rate = compute_rate(inner)
         if at_s is not None:
             count, done = (inner.name, inner.newest.total), _inner_units_done(*chosen)
             before, was_done, was_at_s = self._seen or (None, 0.0, 0.0)
             if rate is None and before == count and done > was_done and at_s > was_at_s:
                 rate = (done - was_done) / (at_s - was_at_s)
             self._seen = count, done, at_s
-        return _progress(lines, *chosen, rate, self.totals)
+        return _compute_progress(lines, *chosen, rate, self.totals)
 
 
-def newest_metrics(newest_first: Iterable[str], *, read_line: Callable[[str], LineMetrics | None]) -> list[LineMetrics]:
+def read_newest_metrics(
+    newest_first: Iterable[str], *, read_line: Callable[[str], LineMetrics | None]
+) -> list[LineMetrics]:
     """Return the metrics of the newest lines, oldest first. Counts of learned formats are used only if the rules find
     none."""
     found: list[LineMetrics] = []
     of_kind: dict[str, float] = {}
     read = in_vain = 0
-    for shown in (shown for line in newest_first for shown in reversed(redraws(line))):
-        if len(found) >= ENOUGH or read >= _MOST_LINES or (len(found) >= ENOUGH_OF_A_KIND and in_vain >= _PATIENCE):
+    for shown in (shown for line in newest_first for shown in reversed(split_redraws(line))):
+        if (
+            len(found) >= MOST_METRIC_LINES
+            or read >= _MOST_LINES
+            or (len(found) >= MOST_METRIC_LINES_OF_KIND and in_vain >= _MOST_FRUITLESS_LINES)
+        ):
             break
         read += 1
         kind = _KIND.sub("", shown[:64])
-        if of_kind.get(kind, 0.0) >= ENOUGH_OF_A_KIND:
+        if of_kind.get(kind, 0.0) >= MOST_METRIC_LINES_OF_KIND:
             continue
         metrics = read_line(shown)
         # A line without metrics counts as a quarter of a line, because other lines of the same kind may have metrics.
@@ -109,7 +124,7 @@ def newest_metrics(newest_first: Iterable[str], *, read_line: Callable[[str], Li
     return found[::-1]
 
 
-def slowdown(before: LoggedProgress | None, after: LoggedProgress | None) -> float | None:
+def compute_slowdown(before: LoggedProgress | None, after: LoggedProgress | None) -> float | None:
     """Return the share of throughput lost since `before` (negative if faster), or None without rates of the same kind
     (§4.1)."""
     if before is None or after is None or before.evaluates != after.evaluates:
@@ -119,7 +134,7 @@ def slowdown(before: LoggedProgress | None, after: LoggedProgress | None) -> flo
     return next((1.0 - now / was for was, now in rates if was and now), None)
 
 
-def _progress(
+def _compute_progress(
     lines: Sequence[LineMetrics],
     inner: CountSeries,
     outer: CountSeries | None,
@@ -136,7 +151,7 @@ def _progress(
     elif now.total is None:
         total = totals.get(unit)
         total = total if total is None or total >= done else None
-    elif unit != EPOCH and (inner.falls or in_an_epoch):
+    elif unit != EPOCH and (inner.completed_rounds or in_an_epoch):
         if epoch is not None and (of_epochs := totals.get(EPOCH, 0.0)) >= epoch:
             rounds = epoch if 0 in epochs else max(0.0, epoch - 1)
             done, total, unit, inner_per_unit = rounds + now.done / now.total, of_epochs, EPOCH, now.total
@@ -179,7 +194,7 @@ def _newest_loss(lines: Sequence[LineMetrics]) -> float | None:
 
 
 def _median_of_field(lines: Sequence[LineMetrics], field: str) -> float | None:
-    kept = without_outliers([value for line in lines if (value := getattr(line, field)) is not None][-32:])
+    kept = drop_outliers([value for line in lines if (value := getattr(line, field)) is not None][-32:])
     return median(kept) if kept else None
 
 
@@ -198,7 +213,7 @@ def _progress_without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | N
 # ---- logs that grow
 
 
-LOOK_BYTES = 262_144
+TAIL_BYTES = 262_144
 _HEAD_BYTES = 65_536
 _LONGEST_BYTES = 4 * LONGEST_LINE
 _BINARY = 10
@@ -225,14 +240,14 @@ class FollowedLog:
         try:
             with open(self._path, "rb", buffering=0) as log:
                 status = os.fstat(log.fileno())
-                learned = self._formats.learned if self._formats is not None else 0
+                learned = self._formats.learned_count if self._formats is not None else 0
                 identity, state = (status.st_dev, status.st_ino), (status.st_size, status.st_mtime_ns, learned)
                 if identity != self._identity or (self._state is not None and status.st_size < self._state[0]):
                     self._identity, self._state, self._head_bytes = identity, None, 0
                     self._tracker = MetricTracker(self._formats)
                 if state != self._state:
                     self._read_head(log.fileno(), status.st_size)
-                    lines = newest_lines(log.fileno(), status.st_size, start=self._start)
+                    lines = read_newest_lines(log.fileno(), status.st_size, start=self._start)
                     self._tracked = self._tracker.track(lines, at_s=at_s)
                     self._state = state
         except OSError:
@@ -243,12 +258,12 @@ class FollowedLog:
         if self._head_bytes < min(size - self._start, _HEAD_BYTES):
             head = os.pread(descriptor, _HEAD_BYTES, self._start)
             self._head_bytes = len(head)
-            self._tracker.totals = stated_totals(redraws(head.decode("utf-8", "replace")))
+            self._tracker.totals = read_stated_totals(split_redraws(head.decode("utf-8", "replace")))
 
 
-def newest_lines(descriptor: int, size: int, *, start: int = 0) -> Iterator[str]:
+def read_newest_lines(descriptor: int, size: int, *, start: int = 0) -> Iterator[str]:
     """Yield the last lines of a file, newest first, back to byte `start`, without incomplete and too long lines."""
-    reach = max(start, size - LOOK_BYTES)
+    reach = max(start, size - TAIL_BYTES)
     lines = os.pread(descriptor, size - reach, reach).replace(b"\r", b"\n").replace(b"\0", b"\n").split(b"\n")
     if not lines[-1].rstrip(b" ").endswith((b"]", b"}")):
         lines.pop()  # the program is still writing the last line

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.manager.advice.endpoint import Conversation, EndpointError, ModelEndpoint, parse_first_json_object
-from stoker.manager.advice.secrets import masked
+from stoker.manager.advice.secrets import mask_secrets
 from stoker.manager.advice.source.extractor import SourceText
 from stoker.manager.advice.source.facts import (
     COUNT_FIELDS,
@@ -27,18 +27,18 @@ from stoker.manager.advice.source.facts import (
     Scalar,
     SourceFact,
     WorkloadFacts,
-    fits,
+    is_valid_value,
 )
 from stoker.manager.advice.source.reading import NotReadError, UserFolders
 
 # ---- answers checked against the source
 
 
-DOUBTED = 0.5
+REPLACEABLE_BELOW = 0.5
 """Certainty below which the model may replace a fact."""
 _SURE = 0.6
 _SURE_OF_SMALL = 0.35
-"""Certainty of a number below 10, which most code contains."""
+"""Certainty of a number below 10. Most source code contains such numbers, so they prove little."""
 
 
 def add_answers_found_in_sources(
@@ -49,17 +49,17 @@ def add_answers_found_in_sources(
     for field in FIELDS:
         value = _parse_fact_value(field, answer.get(field))
         before = known[field].sure if field in known else -1.0
-        if value is None or before >= DOUBTED:
+        if value is None or before >= REPLACEABLE_BELOW:
             continue
         sure = _SURE_OF_SMALL if isinstance(value, int) and value < 10 else _SURE
-        if not _shows(sources.values(), field, value):
+        if not _contains_value(sources.values(), field, value):
             refused.append(f"the language model says {field} = {str(value)[:60]!r}, which the source does not contain")
         elif sure > before:
             taken[field] = SourceFact(value, sure)
     return msgspec.structs.replace(facts, **taken), refused
 
 
-def _shows(texts: Iterable[str], field: str, value: Scalar) -> bool:
+def _contains_value(texts: Iterable[str], field: str, value: Scalar) -> bool:
     if isinstance(value, str):
         other_names = {
             "framework": [(name, framework) for name, (framework, _) in FRAMEWORKS.items()],
@@ -82,7 +82,7 @@ def _parse_fact_value(field: str, value: object) -> Scalar | None:
             value = int(value)
         elif field not in MANDATORY and value.lower() in ("none", "null", "n/a", "unknown", ""):
             return None
-    return value if isinstance(value, str | int) and fits(field, value) else None
+    return value if isinstance(value, str | int) and is_valid_value(field, value) else None
 
 
 # ---- the loop
@@ -117,19 +117,19 @@ def add_facts_from_model(
         return facts
     try:
         tools = _FileTools(UserFolders(folders))
-        answer = _answer(Conversation(model), tools, source)
+        answer = _run_conversation(Conversation(model), tools, source)
         found, notes = add_answers_found_in_sources(facts, answer, tools.shown)
-    except Exception as error:  # no error may end the advisor
+    except Exception as error:  # an error of the model must not end the advisor
         kind = "" if isinstance(error, EndpointError) else f"{type(error).__name__}: "
         found, notes = facts, [f"the language model at {model.name} could not be used: {kind}{str(error)[:200]}"]
     return msgspec.structs.replace(found, notes=(*found.notes, *notes))
 
 
-def _answer(conversation: Conversation, tools: _FileTools, source: SourceText) -> dict[str, object]:
+def _run_conversation(conversation: Conversation, tools: _FileTools, source: SourceText) -> dict[str, object]:
     entry = f"its function {source.function}" if source.function else "it runs as a script"
-    name = tools.reader.name_of(Path(source.file)) if source.file else "<source>"
+    name = tools.reader.display_name(Path(source.file)) if source.file else "<source>"
     what = f"What are the model, the task, the data and the settings of this job ({entry})?"
-    question = f"{what} Its source:\n\n{tools.page(name, source.text)}"
+    question = f"{what} Its source:\n\n{tools.read_page(name, source.text)}"
     messages = [{"role": "system", "content": _PROMPT}, {"role": "user", "content": question}]
     nonsense = 0
     for _ in range(_TURNS):
@@ -143,7 +143,11 @@ def _answer(conversation: Conversation, tools: _FileTools, source: SourceText) -
             nonsense += 1
             if nonsense > _MOST_NONSENSE:
                 raise EndpointError("the model repeatedly gave neither an action nor an answer")
-        seen = tools.use(action[1], (action[2] or "").strip()) if action is not None else "write an Action or an answer"
+        seen = (
+            tools.run_tool(action[1], (action[2] or "").strip())
+            if action is not None
+            else "write an Action or an answer"
+        )
         messages += [
             {"role": "assistant", "content": text[:4_000]},
             {"role": "user", "content": f"Observation: {seen}"},
@@ -158,9 +162,9 @@ class _FileTools:
         self.reader = reader
         self.shown: dict[str, str] = {}
 
-    def use(self, tool: str, given: str) -> str:
+    def run_tool(self, tool: str, given: str) -> str:
         if tool == "file_tree":
-            return masked("\n".join(islice(self.reader.listing(), _MOST_LISTED)) or "there are no files")
+            return mask_secrets("\n".join(islice(self.reader.list_files(), _MOST_LISTED)) or "there are no files")
         if tool != "file_read":
             return f"there is no tool {tool[:40]}: there are file_tree and file_read"
         path = str((parse_first_json_object(given) or {"path": given.strip("`'\" ")}).get("path", ""))
@@ -170,13 +174,13 @@ class _FileTools:
         why = "there are no folders to read"
         for root in self.reader.roots:
             try:
-                return self.page(path, self.reader.read(root / path), page)
+                return self.read_page(path, self.reader.read(root / path), page)
             except NotReadError as error:
                 why = str(error)
-        return masked(why)
+        return mask_secrets(why)
 
-    def page(self, name: str, text: str, number: int = 1) -> str:
-        whole = masked(text)
+    def read_page(self, name: str, text: str, number: int = 1) -> str:
+        whole = mask_secrets(text)
         pages = max(1, -(-len(whole) // _PAGE))
         at = min(max(number, 1), pages)
         piece = whole[(at - 1) * _PAGE : at * _PAGE]

@@ -1,6 +1,5 @@
 """Read facts of a function, a loader or a script from its source code (SchedMate §3.1). Each fact has a
-certainty. `extract_facts` never raises, executes no code, and reads only files in the
-given folders.
+certainty. `extract_facts` never raises, executes no code, and reads only files in the given folders.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from stoker.manager.advice.source.facts import WorkloadFacts
 from stoker.manager.advice.source.reading import (
     LONGEST_FILE_BYTES,
     Function,
-    Known,
+    KnownValue,
     NotReadError,
     SourceModule,
     UserFolders,
-    parsed,
+    parse_source,
 )
 from stoker.manager.advice.source.scan import Scanner
 
@@ -67,7 +66,7 @@ def normalise_source(node: ast.AST) -> str:
         for block in ("body", "orelse", "finalbody"):
             statements = getattr(node, block, None)
             if isinstance(statements, list):
-                setattr(node, block, [_without_annotation(each, names) for each in statements])
+                setattr(node, block, [_remove_annotation(each, names) for each in statements])
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
@@ -78,9 +77,9 @@ def _bound_name(node: ast.AST) -> str:
     return ""
 
 
-def _without_annotation(node: ast.stmt, names: Mapping[str, str]) -> ast.stmt:
+def _remove_annotation(node: ast.stmt, names: Mapping[str, str]) -> ast.stmt:
     if not isinstance(node, ast.AnnAssign) or (isinstance(node.target, ast.Name) and node.target.id not in names):
-        return node  # the annotation declares a field of the class
+        return node  # keep the annotation, because it declares a field of the class
     return ast.Assign(targets=[node.target], value=node.value) if node.value is not None else ast.Pass()
 
 
@@ -112,12 +111,12 @@ def extract_facts(
     try:
         entry = _scan_entry(source, arguments or {}, reader, scanner, given)
         inside = set(ast.walk(entry))
-        others = [node for node in scanner.returned if node not in inside]
+        others = [node for node in scanner.results_by_node if node not in inside]
         text = "\n".join(normalise_source(node) for node in [entry, *others])
     except NotReadError as error:
-        scanner.note(str(error))
-    except Exception as error:  # no source code may end the advisor
-        scanner.note(f"only a part of the source was read: {type(error).__name__}: {str(error)[:200]}")
+        scanner.add_note(str(error))
+    except Exception as error:  # an error in any source code must not end the advisor
+        scanner.add_note(f"only a part of the source was read: {type(error).__name__}: {str(error)[:200]}")
     configs = [read for path, read in reader.texts.items() if path.suffix != ".py"]
     parts = [text, *given, *scanner.constants.values(), *configs]
     return WorkloadFacts(
@@ -133,24 +132,24 @@ def _scan_entry(
     source: SourceText, arguments: Mapping[str, Any], reader: UserFolders, scanner: Scanner, given: list[str]
 ) -> ast.AST:
     file = Path(source.file) if source.file else None
-    shown = reader.name_of(file) if file is not None else "<source>"
+    shown = reader.display_name(file) if file is not None else "<source>"
     if len(source.text) > LONGEST_FILE_BYTES:
-        raise NotReadError(f"{shown}: not read: its length in characters is over {LONGEST_FILE_BYTES:,}")
-    tree = parsed(textwrap.dedent(source.text), shown)
+        raise NotReadError(f"{shown}: not read: it has more than {LONGEST_FILE_BYTES:,} characters")
+    tree = parse_source(textwrap.dedent(source.text), shown)
     module = SourceModule(file, shown, tree)
     if not source.function:
-        scanner.script(module, tree)
+        scanner.scan_script(module, tree)
         return tree
-    node = _definition(tree, source.function)
+    node = _find_definition(tree, source.function)
     if node is None:
         raise NotReadError(f"{shown}: it has no function {source.function}")
     names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     given += [repr(arguments.get(key)) for key in names]
-    scanner.enter(module, node, {key: _known_argument(value) for key, value in arguments.items()})
+    scanner.scan_function(module, node, {key: _make_known_argument(value) for key, value in arguments.items()})
     return node
 
 
-def _definition(tree: ast.Module, dotted: str) -> Function | None:
+def _find_definition(tree: ast.Module, dotted: str) -> Function | None:
     body: list[ast.stmt] = tree.body
     for part in dotted.split("."):
         found = [node for node in body if isinstance(node, Function | ast.ClassDef) and node.name == part]
@@ -164,25 +163,25 @@ def _definition(tree: ast.Module, dotted: str) -> Function | None:
     return named[-1] if named else every[0] if len(every) == 1 else None
 
 
-def _known_argument(value: Any) -> Known:
+def _make_known_argument(value: Any) -> KnownValue:
     if isinstance(value, Mapping):
-        value = {str(key): _known_argument(each) for key, each in value.items()}
+        value = {str(key): _make_known_argument(each) for key, each in value.items()}
     elif isinstance(value, list | tuple):
-        value = [_known_argument(each) for each in value[:1000]]
+        value = [_make_known_argument(each) for each in value[:1000]]
     elif value is not None and not isinstance(value, str | int | float | bool):
         value = str(value)[:300]
-    return Known(value, 1.0)
+    return KnownValue(value, 1.0)
 
 
 # ---- the loader of a function
 
 
-def loader_of(text: str, function: str) -> tuple[str, dict[str, Any]] | None:
+def find_loader(text: str, function: str) -> tuple[str, dict[str, Any]] | None:
     """Return the name and the constant arguments of a function's loader, or None if the source does not show the
     loader.
     """
     try:
-        tree = parsed(text, "")
+        tree = parse_source(text, "")
     except NotReadError:
         return None
     functions = {node.name: node for node in tree.body if isinstance(node, Function)}

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from stoker.manager.advice.secrets import masked
-from stoker.manager.advice.source.reading import CallSite, ImportedName, Known, NamedFile
+from stoker.manager.advice.secrets import mask_secrets
+from stoker.manager.advice.source.reading import CallSite, ImportedName, KnownValue, NamedFile
 
 # ---- facts
 
@@ -33,7 +33,7 @@ class SourceFact(msgspec.Struct, frozen=True):
     sure: float = 0.0
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         return self.value != UNKNOWN or self.sure > 0
 
 
@@ -63,16 +63,16 @@ class WorkloadFacts(msgspec.Struct, frozen=True):
 
     def known_facts(self) -> dict[str, SourceFact]:
         found = {field: getattr(self, field) for field in FIELDS}
-        return {field: fact for field, fact in found.items() if fact is not None and fact.known}
+        return {field: fact for field, fact in found.items() if fact is not None and fact.is_known}
 
 
 def mask_secrets_in_facts(facts: WorkloadFacts) -> WorkloadFacts:
     shown = {name: f"{name}={fact.value}" for name, fact in facts.further.items()}
-    further = {name: fact for name, fact in facts.further.items() if masked(shown[name]) == shown[name]}
-    return msgspec.structs.replace(facts, further=further, text=masked(facts.text))
+    further = {name: fact for name, fact in facts.further.items() if mask_secrets(shown[name]) == shown[name]}
+    return msgspec.structs.replace(facts, further=further, text=mask_secrets(facts.text))
 
 
-def fits(field: str, value: object) -> bool:
+def is_valid_value(field: str, value: object) -> bool:
     if isinstance(value, bool):
         return False
     if field in COUNT_FIELDS:
@@ -85,7 +85,7 @@ def fits(field: str, value: object) -> bool:
 # ---- names and calls that show facts
 
 
-NAMES = {
+NAMES_BY_FIELD = {
     "batch_size": (
         "batch_size batchsize batch bs train_batch_size per_device_train_batch_size per_device_eval_batch_size"
         " eval_batch_size micro_batch_size per_gpu_batch_size max_num_seqs"
@@ -105,7 +105,7 @@ NAMES = {
     "data": "dataset dataset_name data_path data_dir data_file train_file dataset_path dataset_id train_data csv_path",
     "task": "task task_name task_type",
 }
-FIELD_OF = {name: field for field, names in NAMES.items() for name in names.split()}
+FIELD_BY_NAME = {name: field for field, names in NAMES_BY_FIELD.items() for name in names.split()}
 _NEEDS_TEXT = ("dataset", "model", "task", "data")
 
 PRECISIONS = {
@@ -165,7 +165,7 @@ _NAMED_BY_CALL = {
     "torchvision.models.": ("model", 0.9), "keras.applications.": ("model", 0.9),
     "torchvision.datasets.": ("data", 0.85), "sklearn.datasets.": ("data", 0.85),
 }  # fmt: skip
-"""Modules whose functions name models or datasets."""
+"""Modules whose functions are named after models or datasets."""
 
 MOST_FURTHER = 40
 _HELPERS = ("Tokenizer", "Processor", "Config", "FeatureExtractor")
@@ -185,83 +185,85 @@ class FactRecogniser:
         self.further: dict[str, SourceFact] = {}
         self._loops = 0
 
-    def call(self, site: CallSite) -> None:
+    def record_call(self, site: CallSite) -> None:
         owner, _, last = site.dotted.rpartition(".")
         top = site.dotted.partition(".")[0]
         self.record_framework_of_module(top, site.sure)
         for field, place, names, sure in _ARGUMENTS.get(site.dotted) or _ARGUMENTS.get(last, ()):
-            value = site.argument(place, *names)
+            value = site.find_argument(place, *names)
             if value is not None and isinstance(value.value, str):
                 factor = 0.6 if owner.endswith(_HELPERS) else 1.0
-                self.keep(field, value.value, factor * sure * site.sure * value.sure)
+                self.record_fact(field, value.value, factor * sure * site.sure * value.sure)
         for prefix, (field, sure) in _NAMED_BY_CALL.items():
             if site.dotted.startswith(prefix):
-                self.keep(field, last, sure * site.sure)
+                self.record_fact(field, last, sure * site.sure)
         if top == "sklearn" and last[:1].isupper():
-            self.keep("model", last, 0.7 * site.sure)
+            self.record_fact("model", last, 0.7 * site.sure)
             for ending, task in (("Classifier", "classification"), ("Regressor", "regression")):
                 if last.endswith(ending):
-                    self.keep("task", task, 0.6)
+                    self.record_fact("task", task, 0.6)
         if last == "load_dataset":
             self._record_dataset(site)
         self._record_precision_of_call(site)
         if last == "cuda" and owner:
-            self.keep("devices", "cuda", 0.85 * site.sure)
+            self.record_fact("devices", "cuda", 0.85 * site.sure)
         elif last in ("to", "device") and site.args and site.args[0] is not None:
-            self._device(site.args[0], 0.85 * site.sure)
+            self._record_device(site.args[0], 0.85 * site.sure)
         self._record_task_of_call(site, owner, last)
         sized = _SIZED.search(last) is not None
         for name, value in site.kwargs.items():
             if name not in _NEEDS_TEXT or value is None or isinstance(value.value, str):
-                self.named(name, value, factor=0.85 * site.sure, further=sized)
+                self.record_named_value(name, value, factor=0.85 * site.sure, records_other_names=sized)
         if sized and last[:1].isupper():
             numbers = [value for value in site.args if value is not None and type(value.value) is int]
             for place, value in enumerate(numbers[:3], start=1):
-                self._more(f"{last} {place}", value)
+                self._record_further_fact(f"{last} {place}", value)
 
-    def named(self, name: str, value: Known | None, *, factor: float, further: bool = False) -> None:
+    def record_named_value(
+        self, name: str, value: KnownValue | None, *, factor: float, records_other_names: bool = False
+    ) -> None:
         if value is None:
             return
-        field = FIELD_OF.get(name.lower().lstrip("_"))
+        field = FIELD_BY_NAME.get(name.lower().lstrip("_"))
         if field == "precision":
             self._record_precision(value, factor)
         elif field == "devices":
-            self._device(value, factor)
+            self._record_device(value, factor)
         elif field is not None:
-            self.keep(field, value.value, factor * value.sure)
-        elif further:
-            self._more(name, value)
+            self.record_fact(field, value.value, factor * value.sure)
+        elif records_other_names:
+            self._record_further_fact(name, value)
 
-    def loop(self, name: str, times: Known) -> None:
+    def record_loop(self, name: str, times: KnownValue) -> None:
         word = name.lower()
         if "epoch" in word:
-            self.keep("epochs", times.value, 0.85 * times.sure)
+            self.record_fact("epochs", times.value, 0.85 * times.sure)
         elif "step" in word or "iter" in word:
-            self.keep("steps", times.value, 0.8 * times.sure)
+            self.record_fact("steps", times.value, 0.8 * times.sure)
         else:
             self._loops += 1
-            self._more(f"loop {self._loops}", times)
+            self._record_further_fact(f"loop {self._loops}", times)
 
     def record_framework_of_module(self, top: str, sure: float) -> None:
         if top in FRAMEWORKS:
             framework, certainty = FRAMEWORKS[top]
-            self.keep("framework", framework, certainty * sure)
+            self.record_fact("framework", framework, certainty * sure)
 
-    def opened(self, file: NamedFile, sure: float) -> None:
+    def record_opened_file(self, file: NamedFile, sure: float) -> None:
         if os.path.splitext(file.path)[1] in _DATA_FILES:
-            self.keep("data", file.path, 0.45 * sure)
+            self.record_fact("data", file.path, 0.45 * sure)
 
     def _record_dataset(self, site: CallSite) -> None:
-        name, part, split = site.argument(0, "path"), site.argument(1, "name"), site.kwargs.get("split")
+        name, part, split = site.find_argument(0, "path"), site.find_argument(1, "name"), site.kwargs.get("split")
         if name is not None and isinstance(name.value, str):
             full = f"{name.value}/{part.value}" if part is not None and isinstance(part.value, str) else name.value
-            self.keep("data", full, 0.95 * site.sure * name.sure)
+            self.record_fact("data", full, 0.95 * site.sure * name.sure)
         if split is not None and (sliced := _SLICE.search(str(split.value))):
-            self.keep("items", int(sliced[1][:12]), 0.85 * site.sure)
+            self.record_fact("items", int(sliced[1][:12]), 0.85 * site.sure)
 
     def _record_precision_of_call(self, site: CallSite) -> None:
         if site.last in ("half", "bfloat16", "double") and not site.args and "." in site.dotted:
-            self._record_precision(Known(site.last), 0.85 * site.sure)
+            self._record_precision(KnownValue(site.last), 0.85 * site.sure)
         elif site.last in ("to", "type", "astype", "set_default_dtype", "autocast"):
             for value in site.args:
                 if value is not None and isinstance(value.value, ImportedName):
@@ -269,44 +271,44 @@ class FactRecogniser:
         for name in ("fp16", "bf16", "load_in_8bit", "load_in_4bit"):
             value = site.kwargs.get(name)
             if value is not None and value.value is True:
-                self._record_precision(Known(name.removeprefix("load_in_")), 0.9 * site.sure)
+                self._record_precision(KnownValue(name.removeprefix("load_in_")), 0.9 * site.sure)
 
-    def _record_precision(self, value: Known, sure: float) -> None:
+    def _record_precision(self, value: KnownValue, sure: float) -> None:
         said = value.value.last if isinstance(value.value, ImportedName) else value.value
         precision = PRECISIONS.get(str(said).lower())
         if precision is not None and isinstance(said, str | int):
-            self.keep("precision", precision, sure * value.sure)
+            self.record_fact("precision", precision, sure * value.sure)
 
-    def _device(self, value: Known, sure: float) -> None:
+    def _record_device(self, value: KnownValue, sure: float) -> None:
         device = value.value
         if isinstance(device, str):
             device = device.partition(":")[0] if _CUDA.match(device) else None
         if isinstance(device, str | int):
-            self.keep("devices", device, sure * value.sure)
+            self.record_fact("devices", device, sure * value.sure)
 
     def _record_task_of_call(self, site: CallSite, owner: str, last: str) -> None:
         if last in TASK_OF_CALL:
             task, certainty = TASK_OF_CALL[last]
-            self.keep("task", task, certainty * site.sure)
+            self.record_fact("task", task, certainty * site.sure)
         if site.dotted.startswith(("torchvision.models.", "keras.applications.")):
-            self.keep("task", "image-classification", 0.6 * site.sure)
+            self.record_fact("task", "image-classification", 0.6 * site.sure)
         made = owner if last == "from_pretrained" else last
         for ending, task in TASK_OF_CLASS.items():
             if made.endswith(ending):
-                self.keep("task", task, 0.9 * site.sure)
+                self.record_fact("task", task, 0.9 * site.sure)
         if last in ("backward", "fit", "train_step") or site.dotted.endswith("Trainer.train"):
-            self._more("training", Known("yes"))
+            self._record_further_fact("training", KnownValue("yes"))
 
-    def keep(self, field: str, value: Any, sure: float) -> None:
+    def record_fact(self, field: str, value: Any, sure: float) -> None:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, str):
             value = value.strip()
         sure, before = round(min(sure, 1.0), 3), self.found.get(field)
-        if fits(field, value) and (before is None or sure > before.sure):
+        if is_valid_value(field, value) and (before is None or sure > before.sure):
             self.found[field] = SourceFact(value, sure)
 
-    def _more(self, name: str, value: Known) -> None:
+    def _record_further_fact(self, name: str, value: KnownValue) -> None:
         known = value.value
         if isinstance(known, bool):
             known = "yes" if known else "no"

@@ -43,19 +43,19 @@ class UserFolders:
             real = Path(os.path.realpath(path))
             above = [root for root in self.roots if real.is_relative_to(root)]
             if all(INSTALLED.intersection(real.relative_to(root).parts) for root in above):
-                raise ValueError("it is outside the given folders")
+                raise ValueError("the file is outside the user's folders")
             if real not in self.texts:
                 if len(self.texts) >= MOST_FILES:
-                    raise ValueError(f"{MOST_FILES} files were read already")
-                self.texts[real] = self._read(real)
+                    raise ValueError(f"the limit of {MOST_FILES} files is reached")
+                self.texts[real] = self._read_regular_file(real)
             return self.texts[real]
         except UnicodeDecodeError:
             why = "it is not UTF-8 text"
         except (OSError, ValueError) as error:  # a null byte in the path raises ValueError
             why = getattr(error, "strerror", None) or str(error)
-        raise NotReadError(f"{self.name_of(path)}: not read: {why}")
+        raise NotReadError(f"{self.display_name(path)}: not read: {why}")
 
-    def _read(self, real: Path) -> str:
+    def _read_regular_file(self, real: Path) -> str:
         # With O_NONBLOCK, `os.open` does not wait for a writer if the file is a named pipe.
         with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
             status = os.fstat(opened.fileno())
@@ -64,26 +64,26 @@ class UserFolders:
             if status.st_size > LONGEST_FILE_BYTES:
                 raise ValueError(f"it has {show_bytes(status.st_size)}, more than {show_bytes(LONGEST_FILE_BYTES)}")
             if self._bytes + status.st_size > MOST_BYTES:
-                raise ValueError(f"{show_bytes(self._bytes)} of source were read already")
+                raise ValueError(f"the limit of {show_bytes(MOST_BYTES)} of source is reached")
             data = opened.read(LONGEST_FILE_BYTES)
         self._bytes += len(data)
         return data.decode("utf-8-sig")
 
-    def name_of(self, path: Path) -> str:
+    def display_name(self, path: Path) -> str:
         place = Path(os.path.abspath(path))
         return next((str(place.relative_to(root)) for root in self.roots if place.is_relative_to(root)), str(path))
 
-    def listing(self) -> Iterator[str]:
+    def list_files(self) -> Iterator[str]:
         for root in self.roots:
             for folder, folders, files in os.walk(root):
                 folders[:] = sorted(name for name in folders if name not in INSTALLED and not name.startswith("."))
-                yield from (self.name_of(Path(folder, name)) for name in sorted(files) if not name.startswith("."))
+                yield from (self.display_name(Path(folder, name)) for name in sorted(files) if not name.startswith("."))
 
 
 # ---- modules
 
 
-def parsed(text: str, shown: str) -> ast.Module:
+def parse_source(text: str, shown: str) -> ast.Module:
     """Return the syntax tree of source code. Raises NotReadError if the source code cannot be parsed."""
     try:
         return ast.parse(text)
@@ -93,7 +93,7 @@ def parsed(text: str, shown: str) -> ast.Module:
         raise NotReadError(f"{shown}: not read: it does not parse: {error}") from None
 
 
-def module_file(parts: Sequence[str], places: Iterable[Path]) -> Path | None:
+def find_module_file(parts: Sequence[str], places: Iterable[Path]) -> Path | None:
     """Return the file of a module or package below one of the folders `places`."""
     bases = [place.joinpath(*parts) for place in places]
     files = [file for base in bases for file in (base.with_name(f"{base.name}.py"), base / "__init__.py")]
@@ -101,41 +101,41 @@ def module_file(parts: Sequence[str], places: Iterable[Path]) -> Path | None:
 
 
 class SourceModule:
-    """A user's module. `waiting`: statements not yet scanned, by the name that they bind. `stars`: modules imported
-    with `from M import *`.
+    """A user's module. `unscanned_statements`: statements by the name that they bind. `star_imports`: modules that the
+    module imports with `from M import *`.
     """
 
     def __init__(self, file: Path | None, shown: str, tree: ast.Module) -> None:
         self.file = file
         self.shown = shown
-        self.names = {"__name__": Known(file.stem if file is not None else "source")}
+        self.names = {"__name__": KnownValue(file.stem if file is not None else "source")}
         if file is not None:
-            self.names["__file__"] = Known(str(file))
-        self.stars: list[SourceModule] = []
-        self.waiting: dict[str, list[ast.stmt]] = {}
+            self.names["__file__"] = KnownValue(str(file))
+        self.star_imports: list[SourceModule] = []
+        self.unscanned_statements: dict[str, list[ast.stmt]] = {}
         for statement in tree.body:
-            for name in dict.fromkeys(_names_bound(statement)):
-                self.waiting.setdefault(name, []).append(statement)
+            for name in dict.fromkeys(_bound_names(statement)):
+                self.unscanned_statements.setdefault(name, []).append(statement)
 
 
-def _names_bound(statement: ast.stmt) -> list[str]:
+def _bound_names(statement: ast.stmt) -> list[str]:
     match statement:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
         case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
             return [alias.asname or alias.name.partition(".")[0] for alias in aliases]
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=attr) as function)):
-            return [ADD_ARGUMENT] if attr == ADD_ARGUMENT else _root(function)
+            return [ADD_ARGUMENT] if attr == ADD_ARGUMENT else _root_variable(function)
         case ast.Expr(value=ast.Call()):
             return []
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript() as target, *_]):
-            return _root(target)
+            return _root_variable(target)
     names = [n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     inside = (child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt))
-    return names + [name for child in inside for name in _names_bound(child)]
+    return names + [name for child in inside for name in _bound_names(child)]
 
 
-def _root(node: ast.expr) -> list[str]:
+def _root_variable(node: ast.expr) -> list[str]:
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return [node.id] if isinstance(node, ast.Name) else []
@@ -145,25 +145,25 @@ def _root(node: ast.expr) -> list[str]:
 class Scope:
     """Visible names in a piece of code. `sure`: factor for the certainty of facts."""
 
-    names: ChainMap[str, Known]
+    names: ChainMap[str, KnownValue]
     module: SourceModule
     sure: float = 1.0
     depth: int = 0
-    returned: Known | None = None
+    returned: KnownValue | None = None
 
-    def where(self, node: ast.AST) -> str:
+    def location_of(self, node: ast.AST) -> str:
         return f"{self.module.shown}:{getattr(node, 'lineno', 0)}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UserCode:
-    """A function or class of the user, with the scope that defines it. `bound`: the instance to which a method
+    """A function or class of the user, with the scope that defines it. `bound_instance`: the instance to which a method
     belongs.
     """
 
     node: Function | ast.ClassDef
-    around: Scope
-    bound: Known | None = None
+    defining_scope: Scope
+    bound_instance: KnownValue | None = None
 
 
 # ---- config files
@@ -180,16 +180,16 @@ MOST_VALUES, DEEPEST = 5_000, 20
 billions of values."""
 
 
-def read_config(name: str, form: str, folders: UserFolders, *, beside: Path | None) -> Known:
+def read_config(name: str, form: str, folders: UserFolders, *, reading_file: Path | None) -> KnownValue:
     """Return the values of a config file. Raises NotReadError."""
-    places = [*([beside.parent] if beside is not None else []), *folders.roots]
+    places = [*([reading_file.parent] if reading_file is not None else []), *folders.roots]
     path = next((place / name for place in places if os.path.isfile(place / name)), None)
     if path is None:
-        raise NotReadError(f"{name}: not read: the given folders have no such file")
-    text, shown = folders.read(path), folders.name_of(path)
+        raise NotReadError(f"{name}: not read: the user's folders have no such file")
+    text, shown = folders.read(path), folders.display_name(path)
     left = MOST_VALUES
 
-    def known(data: Any, depth: int) -> Known:
+    def known(data: Any, depth: int) -> KnownValue:
         nonlocal left
         left -= 1
         if left < 0 or depth > DEEPEST:
@@ -201,7 +201,7 @@ def read_config(name: str, form: str, folders: UserFolders, *, beside: Path | No
             value = {str(key): known(each, depth + 1) for key, each in data.items()}
         elif data is not None and not isinstance(data, str | int | float | bool):
             value = str(data)
-        return Known(value)
+        return KnownValue(value)
 
     try:
         loads = {"json": json.loads, "toml": tomllib.loads}.get(form) or importlib.import_module("yaml").safe_load
@@ -215,18 +215,18 @@ def read_config(name: str, form: str, folders: UserFolders, *, beside: Path | No
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Known:
-    """A value with its certainty. `value`: a constant, a list of Known, a dict of Known by
-    name, a range, or an instance of a class below or of `UserCode`."""
+class KnownValue:
+    """A value with its certainty. `value`: a constant, a range, a list of `KnownValue`, a dict of `KnownValue` by
+    name, or an instance of a class below or of `UserCode`."""
 
     value: Any
     sure: float = 0.95
 
-    def scaled(self, factor: float) -> Known:
-        return Known(self.value, self.sure * factor)
+    def with_certainty_factor(self, factor: float) -> KnownValue:
+        return KnownValue(self.value, self.sure * factor)
 
     @property
-    def constant(self) -> bool:
+    def is_constant(self) -> bool:
         return self.value is None or isinstance(self.value, str | int | float | bool)
 
 
@@ -256,8 +256,8 @@ class CallSite:
     """
 
     dotted: str
-    args: tuple[Known | None, ...]
-    kwargs: dict[str, Known | None]
+    args: tuple[KnownValue | None, ...]
+    kwargs: dict[str, KnownValue | None]
     where: str
     sure: float
 
@@ -265,7 +265,7 @@ class CallSite:
     def last(self) -> str:
         return self.dotted.rpartition(".")[2]
 
-    def argument(self, place: int, *names: str) -> Known | None:
+    def find_argument(self, place: int, *names: str) -> KnownValue | None:
         named = next((name for name in names if name in self.kwargs), None)
         if named is not None:
             return self.kwargs[named]
@@ -291,13 +291,13 @@ _WRAPPERS = frozenset({"tqdm.tqdm", "tqdm", "tqdm.auto.tqdm", "enumerate", "reve
 _SAME_TEXT = frozenset({"resolve", "absolute", "expanduser", "lower", "strip"})
 
 
-def arithmetic(op: ast.operator, left: Known | None, right: Known | None) -> Known | None:
+def compute_arithmetic(op: ast.operator, left: KnownValue | None, right: KnownValue | None) -> KnownValue | None:
     if left is None or right is None:
         return None
     a, b, sure = left.value, right.value, min(left.sure, right.sure)
     if isinstance(a, str) and isinstance(b, str):
         both = os.path.join(a, b) if isinstance(op, ast.Div) else a + b if isinstance(op, ast.Add) else ""
-        return Known(both, sure) if 0 < len(both) <= LONGEST_TEXT else None
+        return KnownValue(both, sure) if 0 < len(both) <= LONGEST_TEXT else None
     if not (isinstance(a, int | float) and isinstance(b, int | float)) or type(op) not in _ARITHMETIC:
         return None
     if max(abs(a), abs(b)) > LARGEST_NUMBER or (isinstance(op, ast.Pow) and abs(b) > 64):
@@ -306,34 +306,34 @@ def arithmetic(op: ast.operator, left: Known | None, right: Known | None) -> Kno
         result = _ARITHMETIC[type(op)](a, b)
     except ArithmeticError:
         return None
-    return Known(result, sure) if isinstance(result, int | float) and abs(result) < LARGEST_NUMBER else None
+    return KnownValue(result, sure) if isinstance(result, int | float) and abs(result) < LARGEST_NUMBER else None
 
 
-def item(base: Known | None, index: Known | None) -> Known | None:
+def get_item(base: KnownValue | None, index: KnownValue | None) -> KnownValue | None:
     if base is None or index is None:
         return None
     if isinstance(base.value, dict):
         return base.value.get(str(index.value))
     if isinstance(base.value, list) and type(index.value) is int and -len(base.value) <= index.value < len(base.value):
-        return base.value[index.value]  # type: ignore[no-any-return]  # the items are Known
+        return base.value[index.value]  # type: ignore[no-any-return]  # the items are `KnownValue`s
     return None
 
 
-def result(site: CallSite) -> Known | None:
+def compute_call_result(site: CallSite) -> KnownValue | None:
     """Return the result of a call of a known function, or None."""
-    values = [arg.value for arg in site.args if arg is not None and arg.constant]
+    values = [arg.value for arg in site.args if arg is not None and arg.is_constant]
     known = bool(values) and len(values) == len(site.args)
     match site.dotted:
         case "open" if known and isinstance(values[0], str):
-            return Known(NamedFile(values[0]), site.sure)
+            return KnownValue(NamedFile(values[0]), site.sure)
         case "os.environ.get" | "os.getenv" if len(site.args) > 1 and site.args[1] is not None:
-            return site.args[1].scaled(0.6)
+            return site.args[1].with_certainty_factor(0.6)
         case "dict" | "types.SimpleNamespace" | "argparse.Namespace":
-            return Known({name: value for name, value in site.kwargs.items() if value is not None})
+            return KnownValue({name: value for name, value in site.kwargs.items() if value is not None})
         case "dataclasses.field" | "attrs.field":
             return site.kwargs.get("default")
         case "pydantic.Field":
-            return site.argument(0, "default")
+            return site.find_argument(0, "default")
         case name if name in _WRAPPERS and site.args:
             return site.args[0]
         case name if name in _COMPUTED and known and not (name in _CONVERTS and site.kwargs):
@@ -344,35 +344,35 @@ def result(site: CallSite) -> Known | None:
             except (TypeError, ValueError, ArithmeticError):
                 return None
             too_long = isinstance(result, range) and abs(result.start) + abs(result.stop) >= 2**62
-            return Known(result, site.sure) if not too_long else None
+            return KnownValue(result, site.sure) if not too_long else None
     return None
 
 
-def result_of_method(site: CallSite, base: Known | None) -> Known | None:
+def compute_method_result(site: CallSite, base: KnownValue | None) -> KnownValue | None:
     first = site.args[0] if site.args else None
     match base.value if base is not None else None, site.last:
         case dict() as named, "get" if first is not None:
             default = site.args[1] if len(site.args) > 1 else None
-            return named.get(str(first.value)) or (default.scaled(0.8) if default is not None else None)
+            return named.get(str(first.value)) or (default.with_certainty_factor(0.8) if default is not None else None)
         case (NamedFile(), "read"):
             return base
         case str() as path, "read_text" | "read_bytes" | "open":
-            return Known(NamedFile(path), site.sure)
+            return KnownValue(NamedFile(path), site.sure)
         case str() as path, "joinpath" if first is not None and isinstance(first.value, str):
-            return Known(os.path.join(path, first.value), site.sure)
+            return KnownValue(os.path.join(path, first.value), site.sure)
         case str(), name if name in _SAME_TEXT:
             return base
     return None
 
 
-def option(site: CallSite) -> dict[str, Known]:
+def read_option(site: CallSite) -> dict[str, KnownValue]:
     """Return a dict with the name and the default of an argparse or click option; empty without a default."""
     names = [str(arg.value) for arg in site.args if arg is not None and isinstance(arg.value, str)]
     # click uses the last text without dashes as the parameter's name. argparse uses `dest`, or the longest option.
     named, bare = site.kwargs.get("dest"), [name for name in names if not name.startswith("-")]
     longest = max(names, key=lambda name: (name.startswith("--"), len(name)), default="")
-    dest = str(named.value) if named is not None and named.constant else bare[-1] if bare else longest
+    dest = str(named.value) if named is not None and named.is_constant else bare[-1] if bare else longest
     action, default = site.kwargs.get("action"), site.kwargs.get("default")
     if default is None and action is not None and action.value in ("store_true", "store_false"):
-        default = Known(action.value == "store_false", 0.9)
+        default = KnownValue(action.value == "store_false", 0.9)
     return {dest.lstrip("-").replace("-", "_"): default} if dest and default is not None else {}

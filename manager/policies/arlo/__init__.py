@@ -8,7 +8,7 @@ from __future__ import annotations
 from stoker.manager.core.seams import Policies, Provisioning
 from stoker.manager.policies.arlo.allocation import ArrivalCounts, RuntimeTimes
 from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD, MultiLevelQueue
-from stoker.manager.policies.arlo.provisioning import TrackLatency
+from stoker.manager.policies.arlo.provisioning import ScaleBlocksByLatency
 from stoker.manager.policies.arlo.residency import AllocateRuntimes
 from stoker.manager.policies.provisioning import KeepBlocks
 
@@ -32,7 +32,7 @@ def arlo(
     """
     times, arrivals = RuntimeTimes(latency_s=latency_s), ArrivalCounts(over_s=period_s)
     base = provisioning or KeepBlocks()
-    asked = TrackLatency(base) if tracks else base
+    asked = ScaleBlocksByLatency(base) if tracks else base
     residency = AllocateRuntimes(times, arrivals, period_s=period_s, out_of_service=out_of_service, provisioning=asked)
     dispatch = MultiLevelQueue(times, arrivals, threshold=threshold, decay=decay, peeked=peeked)
     return Policies(dispatch, residency, asked)

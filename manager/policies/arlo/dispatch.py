@@ -27,7 +27,7 @@ from stoker.protocol.ids import LibraryId
 
 THRESHOLD, DECAY, PEEKED = 0.85, 0.9, 6  # Lambda, alpha and L of Algorithm 1 (§5)
 
-_MOST_COMPARED = 8  # Maximum libraries examined per level
+_MOST_COMPARED = 8  # Maximum libraries per level that are compared by load
 
 Head = TypeVar("Head")
 
@@ -42,8 +42,8 @@ def choose_head(heads: Iterable[tuple[int, int, Head]], thresholds: Sequence[flo
     """Choose the head that gets a call, by Algorithm 1; None if `heads` is empty.
 
     `heads`: open calls, capacity and head of each level that can serve the call, shortest level first. `thresholds`:
-    share of its capacity at which each level demotes the call. Also return True if all examined levels are congested.
-    The returned head is the head of the first level in this case.
+    share of its capacity at which each level passes the call to the next level. If all examined levels are congested,
+    return the head of the first level, and True.
     """
     first: Head | None = None
     for threshold, (load, capacity, head) in zip(thresholds, heads, strict=False):
@@ -69,17 +69,17 @@ class MultiLevelQueue(HottestFirst):
         context = library.context
         if not is_runtime_variant(context):
             return super().window(view, library)
-        return self._times.capacity(context) if context.runs and not library.stuck else library.slots
+        return self._times.capacity(context) if context.runs and not library.is_stuck else library.slots
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
         if not is_runtime_variant(call.group.context) or call.group.options.gang[1] > 1:
             return super().place(view, call)
         if not call.sent_at:
-            self._arrivals.came(call.group.context, view.now)
-            self._times.note(call)
+            self._arrivals.record_arrival(call.group.context, view.now)
+            self._times.remember_objective(call)
         heads = (
             (library.load, self._times.capacity(context), library)
-            for context in contexts_serving_group(call.group) if (library := self._head(view, context, call))
+            for context in contexts_serving_group(call.group) if (library := self._find_head(view, context, call))
         )  # fmt: skip
         library, is_congested = choose_head(heads, self._thresholds)
         if library is None or (is_congested and library.load >= self.window(view, library)):
@@ -88,9 +88,9 @@ class MultiLevelQueue(HottestFirst):
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
         context = library.context
-        if not is_runtime_variant(context) or context.queue.gangs:
+        if not is_runtime_variant(context) or context.queue.gang_count:
             return super().pull(view, library)
-        head = context.queue.single()
+        head = context.queue.first_single_call()
         if head is None or not has_time_for_call(view, library, head):
             return 0
         room = self.window(view, library) - library.load
@@ -100,10 +100,12 @@ class MultiLevelQueue(HottestFirst):
         """Send waiting calls of shorter runtimes that Algorithm 1 demotes, nearest runtime first."""
         family = family_runtimes_shortest_first(library.context)
         for distance, shorter in enumerate(reversed(family[: family.index(library.context)]), 1):
-            while (call := shorter.queue.single()) is not None and self._takes(view, library, call, distance=distance):
+            while (call := shorter.queue.first_single_call()) is not None and self._may_take_demoted_call(
+                view, library, call, distance=distance
+            ):
                 yield Send(call.id, library.id)
 
-    def _takes(self, view: View, library: Library, call: Call, *, distance: int) -> bool:
+    def _may_take_demoted_call(self, view: View, library: Library, call: Call, *, distance: int) -> bool:
         window = self.window(view, library)
         fits = library.load < window and library.admits(call) and has_time_for_call(view, library, call)
         if not fits or library.context.recipe.key not in call.group.options.variants:
@@ -113,11 +115,13 @@ class MultiLevelQueue(HottestFirst):
         is_peeked = distance < len(self._thresholds)
         return is_peeked and library.load < self._thresholds[distance] * self._times.capacity(library.context)
 
-    def _head(self, view: View, context: Context, call: Call) -> Library | None:
-        free = [x for x in islice(context.index.hottest(), _MOST_COMPARED) if _can_run(view, x, call)]
+    def _find_head(self, view: View, context: Context, call: Call) -> Library | None:
+        free = [
+            x for x in islice(context.index.free_libraries_hottest_first(), _MOST_COMPARED) if _can_run(view, x, call)
+        ]
         if free:
             return min(free, key=lambda library: library.load)
-        busy = islice(context.index.least_loaded(), _MOST_COMPARED)
+        busy = islice(context.index.libraries_with_backlog_room(), _MOST_COMPARED)
         return next((library for library in busy if _can_run(view, library, call)), None)
 
 

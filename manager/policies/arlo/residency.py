@@ -30,13 +30,13 @@ from stoker.manager.policies.arlo.allocation import (
     uniform_length_call_shares,
 )
 from stoker.manager.policies.residency import LoadWhereWanted
-from stoker.manager.policies.where_to_load import has_failed_loads, load_on, probes, required_bytes_if_known
+from stoker.manager.policies.where_to_load import has_failed_loads, make_load, probe_load_count, required_bytes_if_known
 from stoker.protocol.ids import RecipeKey
 
 _STEP_S = 1.0
 _FIRST_PERIOD_S = 1.0
 _NEW_SHARE = 1 / 12  # Maximum time between two plans of a new family, as a share of the period (10 s of 120 s)
-_ASSUMED_CALLS = 8  # In a new family, this number of calls with equally likely lengths is added to the arrivals
+_ASSUMED_CALLS = 8  # Assumed calls, spread evenly over all lengths, that are added to the first arrivals of a family
 
 
 class RuntimePlan(msgspec.Struct, frozen=True):
@@ -50,13 +50,11 @@ class RuntimePlan(msgspec.Struct, frozen=True):
 
 
 class AllocateRuntimes(LoadWhereWanted):
-    """`out_of_service`: maximum share of a family's devices (at least one device) whose libraries are replaced at a
-    time.
-    """
+    """Arlo's residency policy. `out_of_service`: maximum share of a family's devices that change runtimes at a time."""
 
     period_s = _STEP_S
     lets_sleep = False
-    honours = frozenset()  # Empty, because the allocation decides how many libraries each runtime has
+    honours = frozenset()  # No limits of programs, because the allocation sets the number of libraries of each runtime
 
     def __init__(
         self, times: RuntimeTimes, arrivals: ArrivalCounts, *, period_s: float, out_of_service: float,
@@ -66,7 +64,7 @@ class AllocateRuntimes(LoadWhereWanted):
         self._times = times
         self._arrivals = arrivals
         self._plan_every_s = period_s
-        self._share = out_of_service
+        self._out_of_service_share = out_of_service
         self._plans: dict[str, RuntimePlan] = {}
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
@@ -74,8 +72,8 @@ class AllocateRuntimes(LoadWhereWanted):
             return super().wanted(view, context)
         family = family_runtimes_shortest_first(context)
         longest = family[-1]
-        servers = context, *context.lists.values()
-        steps = tuple(self._steps(view, family))
+        servers = context, *context.variants.values()
+        steps = tuple(self._plan_loads_and_replacements(view, family))
         if steps or any(each.usable_libraries for each in servers):
             return steps
         if all(map(has_too_many_failed_loads, servers)) and context.last_failure is not None:
@@ -101,9 +99,9 @@ class AllocateRuntimes(LoadWhereWanted):
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
         for family in _families(view):
-            yield from self._steps(view, family)
+            yield from self._plan_loads_and_replacements(view, family)
 
-    def rests(self, view: View) -> bool:
+    def may_skip_rounds(self, view: View) -> bool:
         for family in _families(view):
             plan = self._plans.get(family[-1].recipe.key)
             if plan is None or self._arrivals.has_arrivals_since(family, plan.made_at):
@@ -116,7 +114,7 @@ class AllocateRuntimes(LoadWhereWanted):
     def _current_plan(self, view: View, family: Sequence[Context], devices: int) -> RuntimePlan | None:
         key = family[-1].recipe.key
         plan = self._plans.get(key)
-        if plan is not None and not self._is_due(view, family, plan, devices):
+        if plan is not None and not self._is_plan_outdated(view, family, plan, devices):
             return plan
         if not devices or not self._arrivals.has_arrivals_since(family, -1.0):
             return None
@@ -136,18 +134,18 @@ class AllocateRuntimes(LoadWhereWanted):
     def _runtime_demands(
         self, able: Sequence[Context], family: Sequence[Context], now: float, *, devices: int, is_new: bool
     ) -> list[RuntimeDemand]:  # fmt: skip
-        calls = {context: float(self._calls(context, family, now, waiting=is_new)) for context in able}
-        seconds = self._arrivals.seconds(family, now)
+        calls = {context: float(self._count_calls(context, family, now, waiting=is_new)) for context in able}
+        seconds = self._arrivals.observed_s(family, now)
         per_s = 1 / max(seconds, self._times.objective_s(family[-1]))
         if is_new:
             for context, share in zip(able, uniform_length_call_shares(able), strict=True):
                 calls[context] += _ASSUMED_CALLS * share
         if seconds < _FIRST_PERIOD_S:
-            # The call rate is not known yet. With a low call rate, all allocations would seem equally good.
+            # The call rate is not known yet. Assume full load, because all allocations seem equally good at a low rate.
             per_s = max(per_s, devices / sum(count * self._times.request_s(each) for each, count in calls.items()))
-        return [self._times.demand(context, count * per_s) for context, count in calls.items()]
+        return [self._times.make_demand(context, count * per_s) for context, count in calls.items()]
 
-    def _is_due(self, view: View, family: Sequence[Context], plan: RuntimePlan, devices: int) -> bool:
+    def _is_plan_outdated(self, view: View, family: Sequence[Context], plan: RuntimePlan, devices: int) -> bool:
         """Return True if the plan is old, or runtimes or devices changed. New devices get the longest runtime (§4)."""
         vain = any(has_too_many_failed_loads(context) and plan.wanted.get(context.recipe.key, 0) for context in family)
         grown = devices > plan.devices or any(context.recipe.key not in plan.wanted for context in family)
@@ -155,34 +153,34 @@ class AllocateRuntimes(LoadWhereWanted):
             return True
         return view.now >= plan.due_at and self._arrivals.has_arrivals_since(family, plan.made_at)
 
-    def _calls(self, context: Context, family: Sequence[Context], now: float, *, waiting: bool) -> int:
-        """Count recent calls of a runtime and of the next shorter runtimes that cannot be loaded. `waiting`: add
-        waiting calls.
-        """
+    def _count_calls(self, context: Context, family: Sequence[Context], now: float, *, waiting: bool) -> int:
+        """Count recent calls of a runtime, and of the shorter runtimes that cannot be loaded.
+
+        `waiting`: also count waiting calls."""
         count, at = 0, family.index(context)
         for each in reversed(family[: at + 1]):
             if each is not context and not has_too_many_failed_loads(each):
                 break
-            count += self._arrivals.of(each, now) + (each.queue.count if waiting else 0)
+            count += self._arrivals.count_recent(each, now) + (each.queue.count if waiting else 0)
         return count
 
-    def _steps(self, view: View, family: Sequence[Context]) -> Iterator[Action]:
+    def _plan_loads_and_replacements(self, view: View, family: Sequence[Context]) -> Iterator[Action]:
         longest, mine = family[-1], {context.recipe.key for context in family}
         held = [d for d in view.devices() if any(x.context.recipe.key in mine for x in d.libraries.values())]
         free = [d for d in view.devices() if d not in held and self.fits(longest, d)]
         plan = self._current_plan(view, family, len(held) + len(free))
         if plan is None:
             return
-        missing = _missing(view, family, plan)
+        missing = _list_missing_runtimes(view, family, plan)
         for device in free:
             loads = (each for each in reversed(family) if each.last_failure is None)
             context = missing.pop() if missing else next(loads, None)
             if context is None:
                 return
-            yield load_on(context, (device,), self.reservation(context, (device,)))
+            yield make_load(context, (device,), self.reservation(context, (device,)))
         serving = {d for context in family for x in context.libraries.values() if x.is_serving for d in x.devices}
         out = sum(device not in serving for device in held) + len(free)
-        share = self._share if view.now >= plan.new_until else 1.0
+        share = self._out_of_service_share if view.now >= plan.new_until else 1.0
         most = max(1, int(share * (len(held) + len(free))))
         for victim in self._surplus_libraries(family, plan)[: max(0, most - out)]:
             if not missing:
@@ -211,7 +209,7 @@ def _allocate_scaled_requests(devices: int, demands: Sequence[RuntimeDemand]) ->
             demands = [msgspec.structs.replace(each, requests=each.requests * share) for each in demands]
 
 
-def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[Context]:
+def _list_missing_runtimes(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[Context]:
     """Return the runtime of each missing library. The last runtime, the longest, is loaded first.
 
     If loads of a runtime keep failing, the runtime is tried once per plan, and for each waiting call.
@@ -221,9 +219,9 @@ def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[C
         usable = context.usable_libraries
         lacks = max(0, plan.wanted.get(context.recipe.key, 0) - len(usable))
         if has_failed_loads(context):
-            lacks = 0 if has_too_many_failed_loads(context) else min(lacks, probes(usable))
+            lacks = 0 if has_too_many_failed_loads(context) else min(lacks, probe_load_count(usable))
         elif context.last_failure is not None and not any(
-            x.queue.count for x in (context, *context.listed_by.values())
+            x.queue.count for x in (context, *context.variant_of.values())
         ):
             lacks = min(lacks, 1) if view.now == plan.made_at else 0
         found += [context] * lacks

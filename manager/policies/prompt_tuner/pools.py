@@ -16,13 +16,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
-from stoker.manager.core.deadlines import CAUTION, has_time_for_run
+from stoker.manager.core.deadlines import RUN_TIME_SAFETY_FACTOR, has_time_for_run
 from stoker.manager.core.nouns import Call, CallState, Context, Gang, Library, LibraryState, Pilot, PilotState
-from stoker.manager.core.per_context import work_of
+from stoker.manager.core.per_context import amount_of_work
 from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Send, SendGang, View
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.prompt_tuner.scheduling import (
-    FRONT,
+    BEFORE_ALL_JOBS,
     HOPEFUL,
     LATE,
     JobQueue,
@@ -37,13 +37,13 @@ from stoker.protocol.ids import CallId, LibraryId, PilotId
 from stoker.units import show_seconds
 
 ROUND_S = 0.05  # §5.3
-REFRESH_S = 0.25  # Seconds after which a round runs even if nothing changed
+REFRESH_S = 0.25  # Seconds after which the algorithms run again even if nothing changed
 
 MOST_REPLICAS = 128  # Maximum replicas for which run times are predicted
 _MOST_REMEMBERED = 10_000
 _CUT_S = 3.0  # Seconds after which replicas on a disconnected pilot count as lost
 _RATE_TOLERANCE = 0.01
-_JOBS_PER_S = 10_000  # Maximum jobs per second whose run times are predicted again after new measurements
+_JOBS_PER_S = 10_000  # After new measurements, run times of at most this many jobs per second are predicted again
 
 
 def is_decided_in_rounds(call: Call) -> bool:
@@ -57,34 +57,34 @@ class PoolState:
     def __init__(self, context: Context, *, learn: bool) -> None:
         self.context = context
         self._learn = learn
-        self.line = JobQueue()
-        self.asked = 0  # Number of queued jobs that are scheduled in rounds
-        self.others: set[int] = set()  # Queued calls that the default policy schedules once no job is queued
+        self.job_queue = JobQueue()
+        self.round_job_count = 0  # Number of queued jobs that are scheduled in rounds
+        self.default_calls: set[int] = set()  # Queued calls that the default policy schedules if no job is queued
         self.promises: dict[int, Promise] = {}
-        self.held: dict[int, int] = {}  # By job: idle replicas that the job holds until it has enough (ablation)
+        self.held: dict[int, int] = {}  # By job: idle replicas that it holds until it has enough (only in an ablation)
         self.wanted: dict[int, int] = {}  # Replicas that each job needed while it could meet its deadline
         self.idle_since: dict[LibraryId, float] = {}
-        self.allot_due = self.walk_due = True  # True if something changed since the last decision
-        self.left_over = False  # True if the last job has started and other calls may still wait
-        self.short = False  # True if a job waits, and no devices become free before its deadline
-        # Time since which a job has too few replicas to run, and the id of the job. The pool with the smallest pair
-        # gets devices first.
-        self.lacks: tuple[float, int] = (math.inf, 0)
-        self.looked_at = -math.inf
+        self.allot_due = self.walk_due = True  # True if calls or replicas changed since the last run of the algorithm
+        self.has_leftover_calls = False  # True if the last job has started, and calls in `default_calls` may still wait
+        self.lacks_devices = False  # True if a job could meet its deadline, but gets no devices in time
+        # Time since which a job has too few replicas to run, and the job's id. Among pools that lack replicas, the pool
+        # with the smallest pair gets devices first.
+        self.starvation_rank: tuple[float, int] = (math.inf, 0)
+        self.last_round_at = -math.inf
         self._rates: list[tuple[float, float]] = []  # By gang size, from 1: seconds per unit of work, fixed seconds
-        self._times: dict[tuple[Features | None, int, int], tuple[float, ...]] = {}  # Run times of jobs not yet started
-        self._falls = True  # True if, from 2 replicas on, no run takes longer on more replicas
-        self._known: tuple[object, ...] = ()  # Measurements from which the rates were computed
+        self._times: dict[tuple[Features | None, int, int], tuple[float, ...]] = {}  # Predicted run times of new jobs
+        self._is_monotone = True  # True if no run on 2 or more replicas gets slower with another replica
+        self._known: tuple[object, ...] = ()  # Measurements that `_rates` were computed from
         self._rated_at = -math.inf
         self._ends: dict[int, tuple[object, float, Call]] = {}  # By running call: last report and expected end
 
     @property
-    def active(self) -> bool:
-        return self.asked > 0
+    def is_active(self) -> bool:
+        return self.round_job_count > 0
 
     @property
-    def kept(self) -> int:
-        return sum(promise.kept for promise in self.promises.values()) + sum(self.held.values())
+    def reserved_count(self) -> int:
+        return sum(promise.reserved_count for promise in self.promises.values()) + sum(self.held.values())
 
     def mark_changed(self) -> None:
         self.allot_due = self.walk_due = True
@@ -93,12 +93,12 @@ class PoolState:
     def load_s(self) -> float:
         return self.context.load_s or UNKNOWN_LOAD_S
 
-    def rate(self, now: float) -> bool:
-        """Compute the run time rates again if measurements changed. Return True if the new rates differ."""
+    def update_rates(self, now: float) -> bool:
+        """If measurements changed, compute seconds per unit of work again. Return True if the new values differ."""
         paces = self.context.paces
-        parts = tuple(paces.parts.items()) if self._learn else ()
+        parts = tuple(paces.largest_shares.items()) if self._learn else ()
         known = (parts, paces.meet_s, *paces.measured.items())
-        if known == self._known or now - self._rated_at < len(self.line) / _JOBS_PER_S:
+        if known == self._known or now - self._rated_at < len(self.job_queue) / _JOBS_PER_S:
             return False
         same, self._known = parts == (self._known[0] if self._known else ()), known
         fresh = [self._rate(size) for size in range(1, len(self._rates) + 1)]
@@ -107,18 +107,18 @@ class PoolState:
             for a, b in zip(fresh, self._rates, strict=True)
         ):
             return False
-        self._rates, self._rated_at, self._falls = fresh, now, _falls(fresh)
+        self._rates, self._rated_at, self._is_monotone = fresh, now, _never_slows_with_replicas(fresh)
         self._ends.clear()
         self._times.clear()
         return True
 
-    def waiting(self, view: View, call: Call) -> PoolJob:
+    def make_job(self, view: View, call: Call) -> PoolJob:
         options, features = call.group.options, call.spec.features
         deadline_at, (least, most) = options.objective.deadline_at, options.gang
         most = max(least, min(most, MOST_REPLICAS))
         if len(self._rates) < most:
             self._rates += [self._rate(size) for size in range(len(self._rates) + 1, most + 1)]
-            self._falls = _falls(self._rates)
+            self._is_monotone = _never_slows_with_replicas(self._rates)
         usual_s, is_measured = call.group.cost.run_s or self.context.run_s, self._rates[0][0] < math.inf
         measures = not is_measured and not (most == 1 and usual_s)
         if is_measured and call.spec.progress:
@@ -135,34 +135,36 @@ class PoolState:
         elif measures:
             run_s = (math.inf,) * (least - 1) + (0.0,) * (most - least + 1)
         else:
-            run_s = (CAUTION * usual_s,)
+            run_s = (RUN_TIME_SAFETY_FACTOR * usual_s,)
         return PoolJob(call.id, deadline_at, run_s, least, measures, options.priority)
 
     def _run_times_s(
         self, features: Features | None, least: int, most: int, *, done: float | None = None
     ) -> tuple[float, ...]:
         """Return the run times in seconds of a job on 1, 2, ... replicas. `done`: finished share of a started job."""
-        work = work_of(features) * self.context.paces.share_left(features, done or 0.0, learn=self._learn)
+        work = amount_of_work(features) * self.context.paces.max_share_left(
+            features, done or 0.0, uses_ended_calls=self._learn
+        )
         times = [none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
         if done is None and features is not None and features.seconds_before_first_item(1):
             times = [seconds + features.seconds_before_first_item(size) for size, seconds in enumerate(times, start=1)]
         if least > 1:
             times[: least - 1] = [math.inf] * (least - 1)
-        if not self._falls or (most > 1 and times[0] < times[1]):
+        if not self._is_monotone or (most > 1 and times[0] < times[1]):
             times = list(accumulate(times, min))
         return tuple(times)
 
     def _rate(self, size: int) -> tuple[float, float]:
         paces = self.context.paces
-        unit_s, none_s = paces.bound_s(size, 1.0), paces.bound_s(size, 0.0)
+        unit_s, none_s = paces.max_seconds(size, 1.0), paces.max_seconds(size, 0.0)
         return (math.inf, math.inf) if unit_s is None or none_s is None else (unit_s - none_s, none_s)
 
-    def free(self, *, reuse: bool = True) -> list[Library]:
+    def idle_replicas(self, *, reuse: bool = True) -> list[Library]:
         """Return idle replicas, last used first. `reuse`: include libraries that have served a call."""
         idle = reversed(self.context.idle.values())
-        return [x for x in idle if not x.held and not x.zombies and (reuse or not x.served)]
+        return [x for x in idle if not x.held and not x.withdrawn_calls and (reuse or not x.served)]
 
-    def pool(self, *, now: float, idle: int) -> Pool:
+    def take_snapshot(self, *, now: float, idle: int) -> Pool:
         return Pool(idle, tuple(self._busy(now)), tuple(self.promises.values()), self.load_s, self.held)
 
     def _busy(self, now: float) -> list[float]:
@@ -183,7 +185,7 @@ class PoolState:
                 busy.append(self._ends[call.id][1])
         return busy
 
-    def running(self) -> list[tuple[Call, float]]:
+    def running_calls(self) -> list[tuple[Call, float]]:
         return [(call, ends_at) for _, ends_at, call in self._ends.values()]
 
     def _ends_at(self, call: Call) -> float:
@@ -197,120 +199,120 @@ class PoolState:
         before_s = features.seconds_before_first_item(size) if features is not None else 0.0
         if type(holder) is Gang and holder.report is not None:
             at, done = holder.report
-            before_s = -paces.meet_s if size > 1 else 0.0  # the ranks have already connected
-        left = paces.share_left(features, done / max(1, items), learn=self._learn)
-        seconds = paces.bound_s(size, work_of(features) * left)
+            before_s = -paces.meet_s if size > 1 else 0.0  # do not count the connection of the ranks again
+        left = paces.max_share_left(features, done / max(1, items), uses_ended_calls=self._learn)
+        seconds = paces.max_seconds(size, amount_of_work(features) * left)
         return at + before_s + seconds if seconds is not None else math.inf
 
 
-def _falls(rates: list[tuple[float, float]]) -> bool:
+def _never_slows_with_replicas(rates: list[tuple[float, float]]) -> bool:
     return all(a[0] >= b[0] and a[1] >= b[1] for a, b in pairwise(rates[1:]))
 
 
 class PoolStates:
     def __init__(self, *, learn: bool) -> None:
-        self.all: dict[str, PoolState] = {}
+        self.pools: dict[str, PoolState] = {}
         self._learn = learn
-        self._of: dict[int, PoolState] = {}  # By waiting job: its pool
-        self._cut: dict[PilotId, float] = {}
-        self._new = True
+        self._pool_of_job: dict[int, PoolState] = {}
+        self._cut_since: dict[PilotId, float] = {}
+        self._is_first_round = True
 
-    def of(self, context: Context) -> PoolState | None:
-        return self.all.get(context.recipe.key)
+    def pool_of(self, context: Context) -> PoolState | None:
+        return self.pools.get(context.recipe.key)
 
     def update(self, view: View, changes: Changes) -> None:
-        if self._new:
-            self._new = False
+        if self._is_first_round:
+            self._is_first_round = False
             for context in view.waiting_contexts.values():
-                self._open(view, context)
+                self._create_pool(view, context)
         fresh: dict[PoolState, list[PoolJob]] = {}
         for id in changes.calls:
-            call, state = view.calls.get(id), self._of.get(id)
+            call, state = view.calls.get(id), self._pool_of_job.get(id)
             if call is None or call.state is not CallState.WAITING:
                 if state is not None:
-                    self.forget(id)
+                    self.forget_job(id)
             elif state is None:
-                self._add(view, call, fresh)
+                self._add_job(view, call, fresh)
         for state, jobs in fresh.items():
-            state.line.put(jobs, now=view.now)
+            state.job_queue.put(jobs, now=view.now)
             state.mark_changed()
         changed = [view.libraries.get(LibraryId(id)) for id in changes.libraries]
         contexts = {library.context for library in changed if library is not None}
         if changes.libraries or changes.pilots:
-            for state in self.all.values():
+            for state in self.pools.values():
                 state.walk_due = True  # devices may have become free
                 if changes.pilots or None in changed or state.context in contexts:
                     state.mark_changed()
-        for state in self.all.values():
-            if state.line and state.rate(view.now):
-                calls = [call for id in state.line.jobs if (call := view.calls.get(id)) is not None]
-                state.line.put([state.waiting(view, call) for call in calls], now=view.now)
+        for state in self.pools.values():
+            if state.job_queue and state.update_rates(view.now):
+                calls = [call for id in state.job_queue.jobs if (call := view.calls.get(id)) is not None]
+                state.job_queue.put([state.make_job(view, call) for call in calls], now=view.now)
                 state.mark_changed()
         self._refresh_promises(view)
 
-    def forget(self, id: int) -> None:
-        state = self._of.pop(id, None)
+    def forget_job(self, id: int) -> None:
+        state = self._pool_of_job.pop(id, None)
         if state is None:
             return
-        state.line.remove(id)
+        state.job_queue.remove(id)
         for by_job in (state.promises, state.held, state.wanted):
             by_job.pop(id, None)
         state.mark_changed()
-        if id in state.others:
-            state.others.remove(id)
+        if id in state.default_calls:
+            state.default_calls.remove(id)
             return
-        state.asked -= 1
-        if not state.asked:
-            state.left_over = bool(state.others)
-            for other in sorted(state.others):
-                del self._of[other]
-                state.line.remove(other)
-            state.others.clear()
+        state.round_job_count -= 1
+        if not state.round_job_count:
+            state.has_leftover_calls = bool(state.default_calls)
+            for other in sorted(state.default_calls):
+                del self._pool_of_job[other]
+                state.job_queue.remove(other)
+            state.default_calls.clear()
 
-    def _open(self, view: View, context: Context) -> None:
+    def _create_pool(self, view: View, context: Context) -> None:
         calls = list(context.queue)
         others: set[int] = {call.id for call in calls if not is_decided_in_rounds(call)}
         if len(others) == len(calls):
             return
-        state = self.all.get(context.recipe.key)
+        state = self.pools.get(context.recipe.key)
         if state is None:
-            state = self.all[context.recipe.key] = PoolState(context, learn=self._learn)
-        state.asked, state.others = len(calls) - len(others), others
-        self._of.update(dict.fromkeys((call.id for call in calls), state))
-        state.line.put([state.waiting(view, call) for call in calls], now=view.now)
+            state = self.pools[context.recipe.key] = PoolState(context, learn=self._learn)
+        state.round_job_count, state.default_calls = len(calls) - len(others), others
+        self._pool_of_job.update(dict.fromkeys((call.id for call in calls), state))
+        state.job_queue.put([state.make_job(view, call) for call in calls], now=view.now)
         state.mark_changed()
 
-    def _add(self, view: View, call: Call, fresh: dict[PoolState, list[PoolJob]]) -> None:
-        state = self.of(call.group.context)
-        if state is None or not state.asked:
+    def _add_job(self, view: View, call: Call, fresh: dict[PoolState, list[PoolJob]]) -> None:
+        state = self.pool_of(call.group.context)
+        if state is None or not state.round_job_count:
             if is_decided_in_rounds(call):
-                self._open(view, call.group.context)
+                self._create_pool(view, call.group.context)
             return
         if is_decided_in_rounds(call):
-            state.asked += 1
+            state.round_job_count += 1
         else:
-            state.others.add(call.id)
-        self._of[call.id] = state
-        fresh.setdefault(state, []).append(state.waiting(view, call))
+            state.default_calls.add(call.id)
+        self._pool_of_job[call.id] = state
+        fresh.setdefault(state, []).append(state.make_job(view, call))
 
     def _refresh_promises(self, view: View) -> None:
-        self._cut = {
-            id: self._cut.get(id, view.now) for id, pilot in view.pilots.items() if pilot.state is PilotState.CUT
+        self._cut_since = {
+            id: self._cut_since.get(id, view.now) for id, pilot in view.pilots.items() if pilot.state is PilotState.CUT
         }
-        for state in self.all.values():
-            if state.line.advance(view.now):
+        for state in self.pools.values():
+            if state.job_queue.update_needs(view.now):
                 state.mark_changed()
-            if not state.walk_due and not self._cut:
+            if not state.walk_due and not self._cut_since:
                 continue
             for id, promise in tuple(state.promises.items()):
-                if not state.line.can_meet_deadline(id):
+                if not state.job_queue.can_meet_deadline(id):
                     del state.promises[id]
                     state.mark_changed()
                 else:
                     self._update_promise(view, state, promise)
 
-    def may_return(self, pilot: Pilot, now: float) -> bool:
-        return now - self._cut.get(pilot.id, now) <= _CUT_S
+    def may_reconnect(self, pilot: Pilot, now: float) -> bool:
+        return now - self._cut_since.get(pilot.id, now) <= _CUT_S
 
     def _update_promise(self, view: View, state: PoolState, promise: Promise) -> None:
         here, promise.lost, promise.loading = 0, [], set()
@@ -321,7 +323,7 @@ class PoolStates:
             library = next((x for x in there if x.context is state.context), None)
             if library is None or pilot is None or library.state not in (LibraryState.LOADING, LibraryState.READY):
                 promise.lost.append(place)
-            elif pilot.state is PilotState.CUT and self.may_return(pilot, view.now):
+            elif pilot.state is PilotState.CUT and self.may_reconnect(pilot, view.now):
                 promise.loading.add(library.id)
             elif pilot.state is not PilotState.HERE:
                 promise.lost.append(place)
@@ -329,8 +331,8 @@ class PoolStates:
                 here += 1
             else:
                 promise.loading.add(library.id)
-        if here != promise.here:
-            promise.here = here
+        if here != promise.loaded:
+            promise.loaded = here
             state.mark_changed()
 
 
@@ -347,42 +349,42 @@ class AllotInRounds(HottestFirst):
         self.reuse = reuse
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        state = self.states.of(call.group.context)
-        if is_decided_in_rounds(call) or (state is not None and state.active):
+        state = self.states.pool_of(call.group.context)
+        if is_decided_in_rounds(call) or (state is not None and state.is_active):
             return None
         return super().place(view, call)
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        state, head = self.states.of(library.context), library.context.queue.head()
+        state, head = self.states.pool_of(library.context), library.context.queue.head()
         if state is not None:
             state.mark_changed()
-        if head is None or is_decided_in_rounds(head) or (state is not None and state.active):
+        if head is None or is_decided_in_rounds(head) or (state is not None and state.is_active):
             return 0
         return super().pull(view, library)
 
-    def dry(self, view: View, library: Library) -> Iterable[Action]:
-        state = self.states.of(library.context)
+    def out_of_calls(self, view: View, library: Library) -> Iterable[Action]:
+        state = self.states.pool_of(library.context)
         if state is not None:
             state.mark_changed()
-        return super().dry(view, library)
+        return super().out_of_calls(view, library)
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
         self.states.update(view, changes)
         plan: list[Action] = []
-        for state in self.states.all.values():
-            if state.left_over and not state.active:  # an active pool has all its calls in `line`
+        for state in self.states.pools.values():
+            if state.has_leftover_calls and not state.is_active:  # otherwise rounds schedule all its calls
                 plan += _send_calls_outside_rounds(state)
-            state.left_over = False
-            if state.active and (state.allot_due or view.now >= state.looked_at + REFRESH_S):
-                state.allot_due, state.looked_at = False, view.now
+            state.has_leftover_calls = False
+            if state.is_active and (state.allot_due or view.now >= state.last_round_at + REFRESH_S):
+                state.allot_due, state.last_round_at = False, view.now
                 plan += self._start_waiting_jobs(view, state)
         return plan
 
-    def rests(self, view: View) -> bool:  # noqa: ARG002
-        return not any(state.active or state.left_over for state in self.states.all.values())
+    def may_skip_rounds(self, view: View) -> bool:  # noqa: ARG002
+        return not any(state.is_active or state.has_leftover_calls for state in self.states.pools.values())
 
     def _start_waiting_jobs(self, view: View, state: PoolState) -> list[Action]:
-        free = state.free(reuse=self.reuse)
+        free = state.idle_replicas(reuse=self.reuse)
         if not free:
             return []
         starts: list[tuple[PoolJob, list[Library]]] = []
@@ -405,13 +407,14 @@ class AllotInRounds(HottestFirst):
             for job, count in _late_jobs_ready_to_start(state, idle=len(free), now=view.now):
                 if take(job, count):
                     del state.held[job.id]
-        allot(state.line, state.pool(now=view.now, idle=len(free)), now=view.now, take=take)
+        allot(state.job_queue, state.take_snapshot(now=view.now, idle=len(free)), now=view.now, take=take)
         plan: list[Action] = []
         for job, members in starts:
-            self.states.forget(job.id)
+            self.states.forget_job(job.id)
             plan += _send_or_drop(view, job, members)
         for id, promise in tuple(state.promises.items()):
-            if promise.here >= promise.replicas:  # all replicas are loaded but no longer suffice
+            # If all ordered replicas are loaded and the job still waits, it needs more, so plan it again.
+            if promise.loaded >= promise.replicas:
                 del state.promises[id]
                 state.mark_changed()
         return plan
@@ -442,18 +445,18 @@ def _choose_libraries_for_call(
 
 
 def _send_calls_outside_rounds(state: PoolState) -> list[Action]:
-    free = state.free()
-    calls = state.context.queue.first(len(free), looks=len(free)) if free else []
+    free = state.idle_replicas()
+    calls = state.context.queue.first_calls(len(free), max_examined=len(free)) if free else []
     pairs = ((call, library) for call, library in zip(calls, free, strict=False) if not is_decided_in_rounds(call))
     return [Send(call.id, library.id) for call, library in pairs if library.admits(call)]
 
 
 def _hold_idle_replicas(state: PoolState, *, idle: int, now: float) -> None:
-    state.line.advance(now)
-    free = max(0, idle - sum(promise.kept for promise in state.promises.values()))
-    waits = [(kind, id) for kind, _, id in state.line.behind(FRONT) if id not in state.promises]
+    state.job_queue.update_needs(now)
+    free = max(0, idle - sum(promise.reserved_count for promise in state.promises.values()))
+    waits = [(kind, id) for kind, _, id in state.job_queue.iter_keys_after(BEFORE_ALL_JOBS) if id not in state.promises]
     line = [id for kind, id in waits if kind == HOPEFUL or (kind == LATE and id in state.held)]
-    state.wanted = {id: state.line.need(id) or state.wanted[id] for id in line}
+    state.wanted = {id: state.job_queue.needed_replicas(id) or state.wanted[id] for id in line}
     before, state.held = state.held, {}
     for wants in (before, state.wanted):  # no job takes a replica that another job already holds
         for id in line:
@@ -465,14 +468,16 @@ def _hold_idle_replicas(state: PoolState, *, idle: int, now: float) -> None:
 
 
 def _late_jobs_ready_to_start(state: PoolState, *, idle: int, now: float) -> list[tuple[PoolJob, int]]:
-    """Return late jobs that hold enough replicas, or one late job that can start, if otherwise all would wait
-    forever.
-    """
-    late = [(state.line.jobs[id], count) for id, count in state.held.items() if not state.line.can_meet_deadline(id)]
+    """Return late jobs that hold enough replicas. If late jobs would block each other forever, return one of them."""
+    late = [
+        (state.job_queue.jobs[id], count)
+        for id, count in state.held.items()
+        if not state.job_queue.can_meet_deadline(id)
+    ]
     ready = [(job, count) for job, count in late if count >= state.wanted[job.id]]
     if ready or not late or sum(state.held.values()) < idle:
         return ready
-    if state.promises or state.pool(now=now, idle=idle).busy:
+    if state.promises or state.take_snapshot(now=now, idle=idle).busy:
         return []
     job, count = late[0]
     if count < job.least <= idle:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from stoker.manager.core.seams import Policies, Provisioning
 from stoker.manager.policies.provisioning import KeepBlocks
-from stoker.manager.policies.slinfer.dispatch import OfferByHeadroom, ResizeLate
-from stoker.manager.policies.slinfer.placement import CacheSizes, InstancePlaces
+from stoker.manager.policies.slinfer.dispatch import DelayedResize, OfferByHeadroom
+from stoker.manager.policies.slinfer.placement import CacheSizes, InstancePlacement
 from stoker.manager.policies.slinfer.validation import ComputeOutlook
 
 
@@ -29,10 +29,10 @@ def slinfer(
         drops: drop a call that has waited longer than its time to first token.
     """
     sizes, compute = CacheSizes(watermark=watermark), ComputeOutlook()
-    placement = InstancePlaces(sizes, compute, shares=sharing, uses_cpus=cpus)
+    placement = InstancePlacement(sizes, compute, shares=sharing, uses_cpus=cpus)
     dispatch = OfferByHeadroom(sizes, placement, keep_alive_s=keep_alive_s, consolidates=consolidation, drops=drops)
     asked = provisioning or KeepBlocks()
-    residency = ResizeLate(sizes, placement, resizes=sharing, provisioning=asked)
+    residency = DelayedResize(sizes, placement, resizes=sharing, provisioning=asked)
     return Policies(dispatch, residency, asked)
 
 

@@ -13,7 +13,7 @@ import msgspec
 from stoker.protocol.ids import BlockId
 
 
-class Rule(enum.Enum):
+class ProvisioningRule(enum.Enum):
     OPPORTUNISTIC = "opportunistic"
     """Run up to `most` blocks. While calls wait, keep `keep_pending` blocks in the batch system's queue."""
     DEMAND = "demand"
@@ -30,7 +30,7 @@ class Source(msgspec.Struct, frozen=True):
     time between two probes of an excluded node."""
 
     name: str
-    rule: Rule = Rule.FIXED
+    rule: ProvisioningRule = ProvisioningRule.FIXED
     first: int = 1
     least: int = 0
     most: int = 1
@@ -56,7 +56,7 @@ class BlockPhase(enum.Enum):
     REFUSED = "refused"
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self in (BlockPhase.ENDED, BlockPhase.REFUSED)
 
 
@@ -82,13 +82,13 @@ class LossReason(enum.Enum):
     """The pilot became silent or its process died, and the batch system reports no reason."""
 
     @property
-    def explained(self) -> bool:
+    def is_explained(self) -> bool:
         """True if the calls on the pilot cannot have caused the loss."""
         return self not in (LossReason.OUT_OF_MEMORY, LossReason.SCRATCH_GONE, LossReason.UNEXPLAINED)
 
     @property
     def is_unspecific(self) -> bool:
-        """True if the reason is vague, so that the end of the walltime would explain the loss better."""
+        """True if the reason is vague. The end of the walltime is then a better reason, if the walltime was over."""
         return self in (LossReason.SIGNALLED, LossReason.UNEXPLAINED)
 
 
@@ -96,7 +96,7 @@ class PilotEnd(enum.Enum):
     LOST = "lost"
     WALLTIME = "walltime"
     """The pilot's walltime ended, or was about to end."""
-    LET_GO = "let go"
+    RELEASED = "let go"
     """The manager released the pilot, because it was idle or the session ended."""
 
 

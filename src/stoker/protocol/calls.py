@@ -30,7 +30,7 @@ WINDOW_PIECES, WINDOW_BYTES = 256, 1_000_000
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Facts about a call's input, for policies. Lengths are in tokens (0: unknown). `fixed_s`: seconds before the first
-    item, however many devices the call has. `shared_s`: additional device seconds, divided among a gang's devices.
+    item, independent of the number of devices. `shared_s`: additional device seconds, divided among a gang's devices.
     `kind`: label of calls that end after a similar fraction of their items.
     """
 
@@ -109,7 +109,7 @@ class RefusalCase(enum.Enum):
     MEMORY = "memory"
     """The call's KV cache does not fit into device memory."""
     ENDS = "library-ends"
-    """The library or its pilot is about to end, or the library sleeps."""
+    """The library or its pilot will end soon, or the library sleeps."""
 
 
 class FailureKind(enum.Enum):
@@ -134,7 +134,7 @@ class FailureKind(enum.Enum):
     """Devices, disks or networks made the call fail on several pilots."""
 
 
-class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class OutputRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The place of a call's output: bytes `start` to `end` (0: end of file) of the log `path` on the pilot."""
 
     path: str
@@ -156,13 +156,13 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
     tail: str = ""
     log: str = ""
     device: str = ""
-    printed: Printed | None = None
+    printed: OutputRange | None = None
     retry_after_s: float = 0.0
 
 
-class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Names of deleted files that a call had left in its private folder. `home`: the program's folder, which the pilot
-    does not see.
+class LeftoverFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Names of files that a call left in its private folder, and that Stoker deleted with this folder. `home`: the
+    program's folder, which the pilot does not see.
     """
 
     function: str
@@ -181,10 +181,10 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     payload: Payload = b""
     run_s: float = 0.0
     failure: Failure | None = None
-    printed: Printed | None = None
+    printed: OutputRange | None = None
     pieces: int = 0
     raised: str = ""
-    left: LeftFiles | None = None
+    left: LeftoverFiles | None = None
 
 
 class CallProgress(msgspec.Struct, frozen=True, array_like=True):

@@ -26,7 +26,7 @@ def make_call_id(*, client: int, sequence: int) -> CallId:
     return CallId(client << CLIENT_SHIFT | sequence)
 
 
-def show_call(call: int) -> str:
+def format_call_id(call: int) -> str:
     """Return `c-31877`, or `c-1.31877` for the second client."""
     client, sequence = call >> CLIENT_SHIFT, call & _SEQUENCE
     return f"c-{client}.{sequence}" if client else f"c-{sequence}"
@@ -42,6 +42,6 @@ def format_library_id(library: int) -> str:
     return f"lib-{library}"
 
 
-def show_block(block: str) -> str:
+def format_block_name(block: str) -> str:
     """Return a block's name: `b7` for Parsl's block `7`."""
     return f"b{block}" if block.isdecimal() else block

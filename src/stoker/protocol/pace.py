@@ -22,18 +22,18 @@ from collections import deque
 from stoker.units import show_about
 
 WINDOW_S = 30.0
-_GAPS = 5.0
+_MIN_WINDOW_GAPS = 5.0
 """Minimum length of the window, as a multiple of the longest gap."""
-_TOGETHER_S, _TOGETHER = 1.0, 0.25
+_BURST_S, _BURST_GAP_SHARE = 1.0, 0.25
 """A burst contains all results that arrive within 1 s, or within 0.25 of the longest gap, of its first result."""
-_FOLLOW_S = 10.0
-_STEP, _MOST_STEP = math.log(1.4) / 10.0, math.log(1.35)
+_RATE_TIME_CONSTANT_S = 10.0
+_MAX_LOG_STEP_PER_S, _MAX_LOG_STEP_PER_BURST = math.log(1.4) / 10.0, math.log(1.35)
 """Limits on the change of the rate's logarithm: per second, and per burst."""
-_FAR, _FAR_STEP = math.log(3.0), math.log(1.7) / 10.0
+_LARGE_LOG_DIFFERENCE, _MAX_LARGE_LOG_STEP_PER_S = math.log(3.0), math.log(1.7) / 10.0
 _SETTLE_S = 5.0
 """Seconds after the first result during which the rate counts as unknown."""
-_ANSWER_STEP = math.log(1.9) / 10.0
-_STALLED = 1.5
+_MAX_LOG_STEP_OF_TIME_LEFT = math.log(1.9) / 10.0
+_MAX_SILENCE_GAPS = 1.5
 
 
 class _Burst:
@@ -53,10 +53,10 @@ class WorkPace:
         self._first_at: float | None = None
         self._rated_at = now
         self._longest_s = 0.0
-        self._answered: tuple[float, float, float] | None = None
+        self._last_time_left: tuple[float, float, float] | None = None
         """The last answer of `left_s`: its time, the remaining work, and the remaining seconds."""
 
-    def wait(self, now: float) -> None:
+    def record_wait(self, now: float) -> None:
         """Record that the work has not started yet. No effect after the first result."""
         if len(self._bursts) == 1:
             self._bursts[0] = _Burst(now, 0.0)
@@ -73,17 +73,17 @@ class WorkPace:
             return
         self._rate = self.per_second(now)
         if self._rate:
-            self._follow()
+            self._update_rate()
         self._bursts.append(_Burst(now, count))
         self._slide_window()
 
     def per_second(self, now: float) -> float:
         """Return results per second, or 0.0 if unknown."""
         rate = self._current_rate(now)
-        silent_s, patience_s = now - self._bursts[-1].last, _STALLED * max(self._longest_s, _TOGETHER_S)
+        silent_s, patience_s = now - self._bursts[-1].last, _MAX_SILENCE_GAPS * max(self._longest_s, _BURST_S)
         if silent_s <= patience_s:
             return rate
-        return rate * max(patience_s / silent_s, math.exp(-_STEP * (silent_s - patience_s)))
+        return rate * max(patience_s / silent_s, math.exp(-_MAX_LOG_STEP_PER_S * (silent_s - patience_s)))
 
     def left_s(self, rest: float, now: float) -> float | None:
         """Return the seconds until `rest` more results have arrived, or None if unknown."""
@@ -93,36 +93,36 @@ class WorkPace:
         if not rate:
             return None
         bursts = self._bursts
-        burst_s = self._counted() / (len(bursts) - 1) / rate
+        burst_s = self._count_in_window() / (len(bursts) - 1) / rate
         begun_s = min(max(0.0, now - bursts[-1].last), burst_s)
         return self._smooth_seconds_left(rest, max(0.0, rest / self.per_second(now) - begun_s), now)
 
     def _smooth_seconds_left(self, rest: float, left_s: float, now: float) -> float:
         """Limit the change of `left_s` since the last answer, unless the work has grown."""
-        if self._answered is not None and rest <= self._answered[1]:
-            at, _, before_s = self._answered
+        if self._last_time_left is not None and rest <= self._last_time_left[1]:
+            at, _, before_s = self._last_time_left
             passed_s = max(0.0, now - at)
-            factor = math.exp(min(_ANSWER_STEP * passed_s, 10.0))
+            factor = math.exp(min(_MAX_LOG_STEP_OF_TIME_LEFT * passed_s, 10.0))
             left_s = max(min(before_s / factor, before_s - passed_s), min(left_s, before_s * factor))
-        self._answered = (now, rest, left_s)
+        self._last_time_left = (now, rest, left_s)
         return left_s
 
     def _is_burst_complete(self, now: float) -> bool:
-        return now - self._bursts[-1].first >= max(_TOGETHER_S, _TOGETHER * self._longest_s)
+        return now - self._bursts[-1].first >= max(_BURST_S, _BURST_GAP_SHARE * self._longest_s)
 
     def _current_rate(self, now: float) -> float:
         if self._rate or self._first_at is None or now < self._first_at + _SETTLE_S:
             return self._rate
         if len(self._bursts) == 2 and not self._is_burst_complete(now):
             return 0.0
-        return self._measured()
+        return self._measure_rate()
 
-    def _counted(self) -> float:
+    def _count_in_window(self) -> float:
         return sum(burst.count for burst in self._bursts) - self._bursts[0].count
 
-    def _measured(self) -> float:
+    def _measure_rate(self) -> float:
         span_s = self._bursts[-1].last - self._bursts[0].last
-        return self._counted() / max(span_s, _TOGETHER_S)
+        return self._count_in_window() / max(span_s, _BURST_S)
 
     def _slide_window(self) -> None:
         bursts = self._bursts
@@ -131,18 +131,21 @@ class WorkPace:
         if not bursts[0].count and gaps[0] <= since_first_s and gaps[0] > 2 * max(gaps[1:], default=math.inf):
             bursts.popleft()
         self._longest_s = max(bursts[at].first - bursts[at - 1].last for at in range(1, len(bursts)))
-        begins = bursts[-1].last - max(WINDOW_S, _GAPS * self._longest_s)
+        begins = bursts[-1].last - max(WINDOW_S, _MIN_WINDOW_GAPS * self._longest_s)
         while len(bursts) > 2 and bursts[1].last <= begins:
             bursts.popleft()
 
-    def _follow(self) -> None:
-        if len(self._bursts) < 2 or self._bursts[-1].last - self._bursts[0].last < _TOGETHER_S:
+    def _update_rate(self) -> None:
+        if len(self._bursts) < 2 or self._bursts[-1].last - self._bursts[0].last < _BURST_S:
             return
         now = self._bursts[-1].last
         since_s, self._rated_at = max(0.0, now - self._rated_at), now
-        far = math.log(self._measured() / self._rate)
-        step = (1.0 - math.exp(-since_s / _FOLLOW_S)) * far
-        most = min((_FAR_STEP if abs(far) > _FAR else _STEP) * since_s, _MOST_STEP)
+        far = math.log(self._measure_rate() / self._rate)
+        step = (1.0 - math.exp(-since_s / _RATE_TIME_CONSTANT_S)) * far
+        most = min(
+            (_MAX_LARGE_LOG_STEP_PER_S if abs(far) > _LARGE_LOG_DIFFERENCE else _MAX_LOG_STEP_PER_S) * since_s,
+            _MAX_LOG_STEP_PER_BURST,
+        )
         self._rate *= math.exp(max(-most, min(most, step)))
 
 
@@ -193,8 +196,8 @@ def seconds_since_first_count(counts: Counts, *, now: float) -> float:
 
 
 def recent_rate_per_second(counts: Counts, *, now: float) -> float:
-    """Return the counts per second between the first and the last burst. While the next burst is overdue, return less
-    and less.
+    """Return the counts per second between the first and the last burst. The rate decreases while the next burst is
+    overdue.
     """
     window = [(second, count) for second, count in counts if second > now - RECENT_S]
     if not window:

@@ -49,7 +49,7 @@ _CURVE_ROLES = ("server", "client", "pilot")
 _Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""Functions are sent as bytecode, which runs only in the same version of Python."""
+"""Python version of this process. Stoker sends functions as bytecode, which runs only in the same version."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -78,8 +78,8 @@ class KeyPair(msgspec.Struct, frozen=True):
     secret: str
 
 
-class _End(msgspec.Struct, frozen=True):
-    """The end of a session, from its lease (`manager.lease`). `over`: the reason (empty: not over)."""
+class _SessionEnd(msgspec.Struct, frozen=True):
+    """The part of `manager.lease` about the end of the session. `over`: the reason (empty: not ended)."""
 
     over: str = ""
 
@@ -96,23 +96,23 @@ class SessionFolder:
         self.clock = folder / "manager.clock"
         self.manager_log = folder / "manager.log"
         self.lease = folder / "manager.lease"
-        self.asked_to_end = folder / "manager.end"
+        self.end_request = folder / "manager.end"
         self.objects = folder / "objects"
         self.sources = folder / "sources"
         self.sites = folder / "sites"
         self.submit = folder / "submit"
         self.block_keys = folder / "keys" / "blocks"
 
-    def over(self) -> str:
-        """Return why the session is over (empty: not over)."""
-        end = read_json(self.lease, _End)
+    def end_reason(self) -> str:
+        """Return why the session has ended (empty: it has not ended)."""
+        end = read_json(self.lease, _SessionEnd)
         return end.over if end is not None else ""
 
     @property
-    def is_carried(self) -> bool:
+    def is_copied(self) -> bool:
         return (self.path / "copied").is_file()
 
-    def pilot(self, pilot: str) -> Path:
+    def pilot_folder(self, pilot: str) -> Path:
         return self.path / "pilots" / pilot
 
     def key_file(self, role: str) -> Path:
@@ -135,7 +135,7 @@ class SessionFolder:
         """Return the key pair of `block`, or else the key pair of pilots without a block."""
         if block:
             beside = self.path.parent / f"{block}.json"
-            for file in (self.block_key_file(block), *([beside] if self.is_carried else [])):
+            for file in (self.block_key_file(block), *([beside] if self.is_copied else [])):
                 if file.exists():
                     return self._read(file, KeyPair)
         if not self.key_file("pilot").exists():
@@ -152,12 +152,12 @@ class SessionFolder:
         try:
             pair = self._read(file, KeyPair)
         except SessionError as error:
-            raise SessionError(f"{error}{self._without(role)}") from error
+            raise SessionError(f"{error}{self._advise_on_missing_key(role)}") from error
         if role in _CURVE_ROLES and not (_Z85_KEY.fullmatch(pair.public) and _Z85_KEY.fullmatch(pair.secret)):
-            raise SessionError(f"{file} is damaged: it contains no key pair{self._without(role)}")
+            raise SessionError(f"{file} is damaged: it contains no key pair{self._advise_on_missing_key(role)}")
         return pair
 
-    def _without(self, role: str) -> str:
+    def _advise_on_missing_key(self, role: str) -> str:
         """Return advice about a missing key pair, as the end of an error message."""
         if role not in _CURVE_ROLES or not self.file.exists():
             return ""
@@ -172,7 +172,7 @@ class SessionFolder:
     def write_key(self, role: str, pair: KeyPair) -> None:
         self._write(self.key_file(role), pair)
 
-    def make(self) -> None:
+    def create_folders(self) -> None:
         for folder in (self.path, self.path / "keys", self.objects, self.path / "pilots", self.sites, self.submit):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
@@ -201,8 +201,8 @@ def is_session_folder(folder: str | os.PathLike[str]) -> bool:
     return os.path.exists(os.path.join(folder, "session.json"))
 
 
-def is_begun(folder: str | os.PathLike[str]) -> bool:
-    """True if `stoker up` has started the session, and the manager does not listen yet."""
+def is_starting(folder: str | os.PathLike[str]) -> bool:
+    """True if `stoker up` has started the session, but the manager does not listen yet."""
     return not is_session_folder(folder) and os.path.exists(os.path.join(folder, "manager.json"))
 
 
@@ -213,7 +213,7 @@ def session_at_path(name: str) -> SessionFolder | None:
     except PermissionError as error:
         text = f"{name} cannot be read ({error.strerror}): only the user who started the session can use it"
         raise SessionError(text) from None
-    except OSError:  # the name is too long
+    except OSError:  # the name is too long for a path, so no such folder exists
         return None
 
 

@@ -12,7 +12,7 @@ import msgspec
 from stoker.contexts import payload_layout
 from stoker.contexts.recipe import BARE
 from stoker.protocol.blocks import BlockPhase, BlockStatus, NodeRecord
-from stoker.protocol.ids import show_block
+from stoker.protocol.ids import format_block_name
 from stoker.protocol.pace import format_rate
 from stoker.protocol.session import GatewayNote, ServedModelFigures, WorkerFacts
 from stoker.protocol.status import (
@@ -44,8 +44,8 @@ def describe_blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
     if asked := sum(job.phase == BlockPhase.ASKED.value for job in jobs):
         texts.append(f"{asked} to be submitted")
     if pending := pending_blocks(jobs):
-        first = f"the first in about {show_about(soonest(pending))}" if soonest(pending) else ""
-        inside = "; ".join(filter(None, (reasons(pending), first)))
+        first = f"the first in about {show_about(soonest_start_s(pending))}" if soonest_start_s(pending) else ""
+        inside = "; ".join(filter(None, (format_reasons(pending), first)))
         texts.append(f"{len(pending)} queued" + (f" ({inside})" if inside else ""))
     running = [job for job in jobs if job.phase == BlockPhase.RUNNING.value and not job.pilots]
     if suspended := sum(is_suspended(job.reason) for job in running):
@@ -78,14 +78,14 @@ def pending_blocks(jobs: Iterable[BlockStatus]) -> list[BlockStatus]:
     return [job for job in jobs if job.phase == BlockPhase.PENDING.value]
 
 
-def reasons(jobs: Sequence[BlockStatus]) -> str:
+def format_reasons(jobs: Sequence[BlockStatus]) -> str:
     counted = Counter(job.reason for job in jobs if job.reason)
     if len(counted) == 1 and counted.total() == len(jobs):
         return next(iter(counted))
     return ", ".join(f"{count} {reason}" for reason, count in counted.most_common())
 
 
-def soonest(jobs: Iterable[BlockStatus]) -> float:
+def soonest_start_s(jobs: Iterable[BlockStatus]) -> float:
     return min((job.expected_in_s for job in jobs if job.expected_in_s > 0), default=0.0)
 
 
@@ -100,7 +100,7 @@ def format_counts_by_reason(counts: Mapping[str, int]) -> list[str]:
     return [f"{count} {how}" for how, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
 
 
-def job_ids(jobs: Iterable[str]) -> str:
+def format_job_ids(jobs: Iterable[str]) -> str:
     """Return job ids as ranges: `88123-88130, 88140`."""
     ids = list(dict.fromkeys(jobs))
     if not all(id.isdecimal() for id in ids):
@@ -119,7 +119,7 @@ def job_ids(jobs: Iterable[str]) -> str:
 # ---- excluded nodes
 
 
-def excluded_nodes(status: SessionFacts) -> list[str]:
+def format_excluded_nodes(status: SessionFacts) -> list[str]:
     """Return one line per excluded node, with the state of its probe."""
     probes = {(job.source, job.probes): job for job in status.jobs if job.probes}
     lines = []
@@ -148,7 +148,7 @@ def _format_minute(at: float) -> str:
 # ---- models of gateways
 
 
-def gateway_rows(notes: Iterable[GatewayNote], status: SessionFacts, *, now: float) -> list[str]:
+def format_gateway_rows(notes: Iterable[GatewayNote], status: SessionFacts, *, now: float) -> list[str]:
     """Return table rows for each gateway: its models that are in use or have errors, and its address."""
     rows: list[str] = []
     for note in notes:
@@ -158,19 +158,19 @@ def gateway_rows(notes: Iterable[GatewayNote], status: SessionFacts, *, now: flo
                 " with the same files to serve again at the same address"
             )
             continue
-        rows += _models(note.models, status)
-        workers = f" by {_workers(note.workers)}" if note.workers is not None else ""
+        rows += _format_model_rows(note.models, status)
+        workers = f" by {_describe_workers(note.workers)}" if note.workers is not None else ""
         rows.append(f"served at {note.address}{workers} (pid {note.pid} on {note.host})")
     return rows
 
 
-def _workers(facts: WorkerFacts) -> str:
+def _describe_workers(facts: WorkerFacts) -> str:
     running = f"{facts.wanted}" if facts.running == facts.wanted else f"{facts.running} of {facts.wanted}"
     restarts = f", {facts.restarts} restart{'s' * (facts.restarts != 1)}" if facts.restarts else ""
     return f"{running} workers{restarts}"
 
 
-def _models(models: Sequence[ServedModelFigures], status: SessionFacts) -> Iterator[str]:
+def _format_model_rows(models: Sequence[ServedModelFigures], status: SessionFacts) -> Iterator[str]:
     contexts = {context.key: context for context in status.contexts}
     shown = [model for model in models if model.trouble or _is_model_in_use(model, contexts.get(model.key))]
     yield from _align_rows([
@@ -186,7 +186,7 @@ def _is_model_in_use(model: ServedModelFigures, context: ContextStatus | None) -
 
 
 def _describe_served_model(
-    model: ServedModelFigures, all_of_them: Sequence[ServedModelFigures], context: ContextStatus | None,
+    model: ServedModelFigures, all_models: Sequence[ServedModelFigures], context: ContextStatus | None,
     status: SessionFacts,
 ) -> Iterator[str]:  # fmt: skip
     if model.trouble:
@@ -206,14 +206,14 @@ def _describe_served_model(
         yield f"{model.refused:,} refused"
     if context and not context.hot and context.last_failure:
         yield f"could not be loaded: {context.last_failure}"
-    yield from _shares(model, all_of_them, status.libraries)
+    yield from _describe_shared_devices(model, all_models, status.libraries)
 
 
-def _shares(
-    model: ServedModelFigures, all_of_them: Sequence[ServedModelFigures], libraries: Sequence[LibraryStatus]
+def _describe_shared_devices(
+    model: ServedModelFigures, all_models: Sequence[ServedModelFigures], libraries: Sequence[LibraryStatus]
 ) -> Iterator[str]:
     """Yield a text for each pilot where `model` shares devices with other models."""
-    names = {other.recipe: other.name for other in all_of_them if other.recipe and other.recipe != model.recipe}
+    names = {other.recipe: other.name for other in all_models if other.recipe and other.recipe != model.recipe}
     mine = {
         (library.pilot, device) for library in libraries if library.recipe == model.recipe for device in library.devices
     }
@@ -234,7 +234,7 @@ S = TypeVar("S", bound=StoryFacts)
 def with_decoded_arguments(story: S) -> S:
     if not story.payload:
         return story
-    return msgspec.structs.replace(story, payload=b"", arguments=payload_layout.short_payload(story.payload))
+    return msgspec.structs.replace(story, payload=b"", arguments=payload_layout.show_payload(story.payload))
 
 
 def format_explanation_lines(story: StoryFacts, *, today: datetime.date | None = None) -> list[str]:
@@ -258,41 +258,46 @@ def format_explanation_lines(story: StoryFacts, *, today: datetime.date | None =
 # ---- status for `stoker status`
 
 
-_BAR = 8
+_BAR_CHARACTERS = 8
 _SHOWN_STEM = 13
 _SHOWN_NOTICES = 5
 
 
-def render(status: SessionFacts, *, over: bool = False, policy: str = "", served: Sequence[str] = ()) -> list[str]:
-    """Return the lines of `stoker status`. `policy`: "" for the default policy. `served`: rows from `gateway_rows`."""
-    out = [_headline(status, over=over), ""]
+def render(status: SessionFacts, *, has_ended: bool = False, policy: str = "", served: Sequence[str] = ()) -> list[str]:
+    """Return the lines of `stoker status`. `policy`: "" for the default policy. `served`: rows about gateways."""
+    out = [_format_headline(status, has_ended=has_ended), ""]
     for head, texts in (
-        ("pilots", [_pilots(status, over=over)]),
+        ("pilots", [_describe_pilots(status, has_ended=has_ended)]),
         ("policy", [policy] if policy else []),
-        ("contexts", _align_rows([(context.title, _facts(context)) for context in status.contexts])),
-        ("maps", [] if over else [_map(each) for each in status.maps]),
+        ("contexts", _align_rows([(context.title, _describe_context(context)) for context in status.contexts])),
+        ("maps", [] if has_ended else [_describe_map(each) for each in status.maps]),
         ("models", served),
-        ("objects", _align_rows([(_short(each.name), _describe_object_transfers(each)) for each in status.objects])),
-        ("excluded", [] if over else excluded_nodes(status)),
-        ("losses", _losses(status)),
+        (
+            "objects",
+            _align_rows(
+                [(_shorten_object_name(each.name), _describe_object_transfers(each)) for each in status.objects]
+            ),
+        ),
+        ("excluded", [] if has_ended else format_excluded_nodes(status)),
+        ("losses", _describe_losses(status)),
         ("notices", [f"{_format_minute(line.at)} {line.text}" for line in status.notices[::-1][:_SHOWN_NOTICES]]),
-        ("trouble", [] if over else _format_trouble_lines(status)),
+        ("trouble", [] if has_ended else _format_trouble_lines(status)),
     ):
         out += [f"  {'' if number else head:<9} {text}" for number, text in enumerate(texts)]
     waiting = [context for context in status.contexts if context.queued and context.waits_for]
-    if waiting and not over:
-        out += ["", *(f"  {_waits(context, apart=len(waiting) > 1)}" for context in waiting)]
-    if devices := [row for pilot in status.pilots for row in _devices(pilot, status, over=over)]:
-        out += ["", *_columns(devices)]
+    if waiting and not has_ended:
+        out += ["", *(f"  {_explain_wait(context, with_forecast=len(waiting) > 1)}" for context in waiting)]
+    if devices := [row for pilot in status.pilots for row in _make_pilot_rows(pilot, status, has_ended=has_ended)]:
+        out += ["", *_align_columns(devices)]
     return out
 
 
-def _headline(status: SessionFacts, *, over: bool) -> str:
-    parts = [f"session {status.session}", f"{'was up' if over else 'up'} {show_seconds(status.uptime_s)}"]
+def _format_headline(status: SessionFacts, *, has_ended: bool) -> str:
+    parts = [f"session {status.session}", f"{'was up' if has_ended else 'up'} {show_seconds(status.uptime_s)}"]
     parts.append(format_call_counts(status))
-    if status.rate and not over:
+    if status.rate and not has_ended:
         parts.append(format_rate(status.rate, "calls"))
-    if not over and (forecast := format_forecast(status)):
+    if not has_ended and (forecast := format_forecast(status)):
         parts.append(forecast)
     return " · ".join(parts)
 
@@ -323,37 +328,37 @@ def format_forecast(status: SessionFacts) -> str:
     return f"first pilot {expected}" if expected else ""
 
 
-def _waits(context: ContextStatus, *, apart: bool) -> str:
-    """Return why calls of a context wait. `apart`: True if calls of several contexts wait, so that each text includes a
-    forecast.
-    """
-    done = f"; done in about {show_about(context.left_s)}" if apart and context.left_s and context.hot else ""
+def _explain_wait(context: ContextStatus, *, with_forecast: bool) -> str:
+    """Return why calls of a context wait. `with_forecast`: add when they will be done."""
+    done = f"; done in about {show_about(context.left_s)}" if with_forecast and context.left_s and context.hot else ""
     which = "calls without a context" if context.key == BARE.key else f"calls of {context.title}"
     return f"{which} wait: {context.waits_for}{done}"
 
 
-def _pilots(status: SessionFacts, *, over: bool) -> str:
-    if over:
+def _describe_pilots(status: SessionFacts, *, has_ended: bool) -> str:
+    if has_ended:
         return f"{len(status.pilots)} at the end"
     by_state: dict[str, list[PilotStatus]] = {}
     for pilot in status.pilots:
         by_state.setdefault(pilot.state, []).append(pilot)
-    parts = [f"{len(pilots)} {state}{_kinds(pilots)}" for state, pilots in sorted(by_state.items())]
+    parts = [f"{len(pilots)} {state}{_count_device_kinds(pilots)}" for state, pilots in sorted(by_state.items())]
     joined = {pilot.block for pilot in status.pilots}
-    parts += [f"block {show_block(block)}: {what}" for block, what in status.blocks.items() if block not in joined]
+    parts += [
+        f"block {format_block_name(block)}: {what}" for block, what in status.blocks.items() if block not in joined
+    ]
     parts += describe_blocks_without_pilot(status.jobs)
     if status.ended_blocks:
         parts.append(", ".join(format_counts_by_reason(status.ended_blocks)))
     return " · ".join(parts or ["none"])
 
 
-def _kinds(pilots: Sequence[PilotStatus]) -> str:
+def _count_device_kinds(pilots: Sequence[PilotStatus]) -> str:
     mixed = (pilot for pilot in pilots if any(device.kind != "cpu" for device in pilot.devices))
     kinds = Counter(device.kind for pilot in mixed for device in pilot.devices)
     return f" ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})" if kinds else ""
 
 
-def _short(name: str) -> str:
+def _shorten_object_name(name: str) -> str:
     stem, dot, suffix = name.partition(".")
     return f"{stem[:_SHOWN_STEM]}…{dot}{suffix}" if len(stem) > _SHOWN_STEM + 8 else name
 
@@ -368,7 +373,7 @@ def _describe_object_transfers(each: ObjectStatus) -> Iterator[str]:
 
 def _format_trouble_lines(status: SessionFacts) -> list[str]:
     lines = [f"{source}: {text}" for source, text in status.trouble.items()]
-    lines += [f"{_short(each.name)}: {each.trouble}" for each in status.objects if each.trouble]
+    lines += [f"{_shorten_object_name(each.name)}: {each.trouble}" for each in status.objects if each.trouble]
     for pilot in status.pilots:
         by_fault: dict[str, list[str]] = {}
         for device in pilot.devices:
@@ -380,14 +385,14 @@ def _format_trouble_lines(status: SessionFacts) -> list[str]:
     return lines
 
 
-def _facts(context: ContextStatus) -> Iterator[str]:
+def _describe_context(context: ContextStatus) -> Iterator[str]:
     yield _format_library_counts(context)
     if context.memory_bytes:
         yield f"{show_bytes(context.memory_bytes)} each"
     if context.loads:
         yield f"{context.loads} load{'s' * (context.loads != 1)} of {show_seconds(context.load_s)}"
         if context.served or not context.running:
-            yield _use(context)
+            yield _describe_calls_per_load(context)
     if context.queued:
         yield f"{context.queued:,} queued"
     for slower in context.speeds:
@@ -404,7 +409,7 @@ def _format_library_counts(context: ContextStatus) -> str:
     return f"{context.hot} hot{loading}, {context.asleep} asleep{wakes}"
 
 
-def _map(each: MapStatus) -> str:
+def _describe_map(each: MapStatus) -> str:
     kept = f" ({each.kept:,} kept by earlier runs)" if each.kept else ""
     if each.total < 0:
         return f"{each.function}   {each.done:,} done{kept}   its length is unknown, so there is no forecast"
@@ -413,7 +418,7 @@ def _map(each: MapStatus) -> str:
     return "   ".join(filter(None, (each.function, f"{each.done:,} of {each.total:,}{kept}", rate, left)))
 
 
-def _use(context: ContextStatus) -> str:
+def _describe_calls_per_load(context: ContextStatus) -> str:
     """Return how many calls ran per load. Calls cancelled before their start do not count."""
     if not context.served:
         return "not used yet" if context.hot or context.queued else "never used"
@@ -423,7 +428,7 @@ def _use(context: ContextStatus) -> str:
     return "used once a load" if round(used) == 1 else f"used {round(used):,} times a load"
 
 
-def _losses(status: SessionFacts) -> list[str]:
+def _describe_losses(status: SessionFacts) -> list[str]:
     if not status.lost_pilots and not status.rerun_calls:
         return []
     pilots = f"{status.lost_pilots} pilot{'s' * (status.lost_pilots != 1)}"
@@ -433,42 +438,44 @@ def _losses(status: SessionFacts) -> list[str]:
     return [f"{pilots}, {calls}" if status.lost_pilots else calls]
 
 
-def _devices(pilot: PilotStatus, status: SessionFacts, *, over: bool) -> list[Sequence[str]]:
+def _make_pilot_rows(pilot: PilotStatus, status: SessionFacts, *, has_ended: bool) -> list[Sequence[str]]:
     libraries = {library.library: library for library in status.libraries}
-    standing = "" if over or pilot.state == "here" else pilot.state
+    standing = "" if has_ended or pilot.state == "here" else pilot.state
     if standing and pilot.draining:
         standing = f"{pilot.state}: {pilot.draining}"
     walltime = f"walltime {show_seconds(pilot.ends_in_s)}" if pilot.ends_in_s else ""
-    own = [walltime, format_rate(pilot.rate, "calls") if pilot.rate and not over else "", standing]
-    rows = [_device(device, libraries, over=over) for device in pilot.devices]
+    own = [walltime, format_rate(pilot.rate, "calls") if pilot.rate and not has_ended else "", standing]
+    rows = [_make_device_cells(device, libraries, has_ended=has_ended) for device in pilot.devices]
     if len(rows) == 1:
         *device, fault = rows[0]
         return [(pilot.pilot, *device, *own[:2], "; ".join(filter(None, (fault, standing))))]
     return [(pilot.pilot, f"{len(rows)} devices", "", "", *own), *(("", *row[:3], "", "", row[3]) for row in rows)]
 
 
-def _device(device: DeviceStatus, libraries: Mapping[int, LibraryStatus], *, over: bool) -> tuple[str, ...]:
+def _make_device_cells(
+    device: DeviceStatus, libraries: Mapping[int, LibraryStatus], *, has_ended: bool
+) -> tuple[str, ...]:
     here = [libraries[name] for name in device.libraries if name in libraries]
     return (
         device.device if device.kind == "cpu" else f"{device.device} {device.kind}",
-        ", ".join(_library(library) for library in here) or "-",
-        _memory(device),
-        "quarantined" if device.fault and not over else "",
+        ", ".join(_describe_library(library) for library in here) or "-",
+        _format_memory_bar(device),
+        "quarantined" if device.fault and not has_ended else "",
     )
 
 
-def _library(library: LibraryStatus) -> str:
+def _describe_library(library: LibraryStatus) -> str:
     name = library.recipe if library.recipe != BARE.name else "no context"
     if library.state != "ready":
         return f"{name} ({library.phase or library.state})"
     return f"{name} ({library.running} of {library.slots} slots)" if library.slots > 1 else name
 
 
-def _memory(device: DeviceStatus) -> str:
+def _format_memory_bar(device: DeviceStatus) -> str:
     share = device.promised_bytes / device.memory_bytes if device.memory_bytes else 0.0
-    full = min(_BAR, round(share * _BAR))
+    full = min(_BAR_CHARACTERS, round(share * _BAR_CHARACTERS))
     used, total = show_bytes(device.promised_bytes), show_bytes(device.memory_bytes)
-    return f"{'▇' * full}{'▁' * (_BAR - full)} {used if device.promised_bytes else '0'} of {total}"
+    return f"{'▇' * full}{'▁' * (_BAR_CHARACTERS - full)} {used if device.promised_bytes else '0'} of {total}"
 
 
 def _align_rows(rows: Sequence[tuple[str, Iterable[str]]]) -> list[str]:
@@ -476,7 +483,7 @@ def _align_rows(rows: Sequence[tuple[str, Iterable[str]]]) -> list[str]:
     return ["   ".join([name.ljust(width), *facts]) for name, facts in rows]
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     used = [at for at, width in enumerate(widths) if width]
     return ["  " + "  ".join(row[at].ljust(widths[at]) for at in used).rstrip() for row in rows]

@@ -70,7 +70,7 @@ class RunEvicted(Message, frozen=True, tag="evicted"):
     progress: CallProgress
 
 
-class Listens(Message, frozen=True, tag="listens"):
+class RankZeroListens(Message, frozen=True, tag="listens"):
     """Rank 0 of a gang waits for the other ranks at `port` of its host."""
 
     call: CallId
@@ -116,6 +116,6 @@ class BatchReport(Message, frozen=True, tag="batch"):
 
 
 ToAgent = (
-    Hello | Loaded | LoadFailed | RunsEnded | GivenBack | Reports | Yielded | RunEvicted | Listens | Resized
+    Hello | Loaded | LoadFailed | RunsEnded | GivenBack | Reports | Yielded | RunEvicted | RankZeroListens | Resized
     | SnapshotMade | BatchReport | Slept | Woke | SleepFailed
 )  # fmt: skip

@@ -47,14 +47,14 @@ class Evict(Message, frozen=True, tag="evict"):
     call: CallId
 
 
-class Meet(Message, frozen=True, tag="meet"):
+class MeetRankZero(Message, frozen=True, tag="meet"):
     """Rank 0 of the call's gang waits at `address` (`host:port`)."""
 
     call: CallId
     address: str
 
 
-class Taken(Message, frozen=True, tag="taken"):
+class PiecesReceived(Message, frozen=True, tag="taken"):
     """The client has received the first `upto` result pieces of run number `run` of a call."""
 
     call: CallId
@@ -80,4 +80,4 @@ class Stop(Message, frozen=True, tag="stop"):
     """Finish running calls, return all other calls, and exit."""
 
 
-ToLibrary = Load | Run | GiveBack | Evict | Meet | Taken | Resize | Sleep | Wake | Stop
+ToLibrary = Load | Run | GiveBack | Evict | MeetRankZero | PiecesReceived | Resize | Sleep | Wake | Stop

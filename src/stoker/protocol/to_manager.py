@@ -133,7 +133,7 @@ class AskCalls(Message, frozen=True, tag="ask-calls"):
     state: ListedState | None = None
 
 
-class WantPilots(Message, frozen=True, tag="want-pilots"):
+class ParslBlockStates(Message, frozen=True, tag="want-pilots"):
     """The states of the blocks of a client's Parsl provider. `ended`: blocks whose pilots never reconnect.
     `most_pilots`: maximum number of pilots (0: no maximum).
     """
@@ -390,8 +390,8 @@ class GangMeets(Message, frozen=True, tag="gang-meets"):
 
 
 class LibraryResized(Message, frozen=True, tag="resized"):
-    """The new reservation of a library per device. `measured`: after a measurement, without an order. `ordered_bytes`:
-    the ordered reservation (-1: unknown)."""
+    """The new reservation of a library per device. `measured`: True if a measurement caused the change, not an order.
+    `ordered_bytes`: the ordered reservation (-1: unknown)."""
 
     library: LibraryId
     device_memory_bytes: int
@@ -399,7 +399,7 @@ class LibraryResized(Message, frozen=True, tag="resized"):
     ordered_bytes: int = -1
 
 
-class LibraryBatch(Message, frozen=True, tag="batch"):
+class LibraryEngineReport(Message, frozen=True, tag="batch"):
     """The load of a library's inference engine, and the engine's step times since the last report."""
 
     library: LibraryId
@@ -436,7 +436,7 @@ class ObjectArrival(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
-class ObjectsHere(Message, frozen=True, tag="objects-here"):
+class ObjectsCached(Message, frozen=True, tag="objects-here"):
     arrivals: tuple[ObjectArrival, ...]
 
 
@@ -447,7 +447,7 @@ class ObjectsGone(Message, frozen=True, tag="objects-gone"):
 
 
 class FetchFailed(Message, frozen=True, tag="fetch-failed"):
-    """A fetch of an object failed. `peers`: pilots that failed to send the object. `origin`: True if unreadable."""
+    """A fetch of an object failed. `peers`: pilots that did not send it. `origin`: True if its origin is unreadable."""
 
     name: str
     peers: tuple[PilotId, ...] = ()
@@ -463,12 +463,12 @@ class DeviceFault(Message, frozen=True, tag="device-fault"):
 
 
 class WalltimeUpdate(Message, frozen=True, tag="walltime-news"):
-    """The batch system has changed the pilot's walltime. A second hello cannot say so, because it revokes orders."""
+    """The batch system has changed the pilot's walltime. (The pilot sends no new hello, which would revoke orders.)"""
 
     ends_in_s: float
 
 
-class SnapshotHere(Message, frozen=True, tag="snapshot-here"):
+class SnapshotWritten(Message, frozen=True, tag="snapshot-here"):
     """A library has written a snapshot of its context. `form`: dtype and layout of the snapshot."""
 
     recipe: RecipeKey
@@ -487,12 +487,12 @@ class PilotLeaving(Message, frozen=True, tag="leaving"):
 
 FromClient = (
     ClientHello | DefineRecipe | DefineManifest | DefineFunction | Submit | Cancel | Received | AskStatus | AskStory
-    | AskCalls | WantPilots | ReleaseBlock | EndSession | BlockUpdate | SourceTrouble | Resubmitted | PiecesTaken
+    | AskCalls | ParslBlockStates | ReleaseBlock | EndSession | BlockUpdate | SourceTrouble | Resubmitted | PiecesTaken
     | MapReport
 )  # fmt: skip
 FromPilot = (
     PilotHello | LibraryUpdate | LibraryReady | LibraryGone | CallsEnded | CallsReturned | OfferAccepted | CallsProgress
-    | CallEvicted | LibraryResized | Heartbeat | PilotLeaving | WantObjects | ObjectsHere | ObjectsGone | FetchFailed
-    | DeviceFault | SnapshotHere | WalltimeUpdate | GangMeets | CallYielded | LibraryBatch | LibraryAsleep
+    | CallEvicted | LibraryResized | Heartbeat | PilotLeaving | WantObjects | ObjectsCached | ObjectsGone | FetchFailed
+    | DeviceFault | SnapshotWritten | WalltimeUpdate | GangMeets | CallYielded | LibraryEngineReport | LibraryAsleep
     | LibraryAwake
 )  # fmt: skip

@@ -73,7 +73,7 @@ def decode_other_version_hello(data: Any) -> AnyHello | None:
     return hello if hello is not None and hello.protocol != VERSION else None
 
 
-def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *, session: str) -> str:
+def explain_mismatch(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *, session: str) -> str:
     if hello.protocol == VERSION and hello.session == session:
         return ""
     asked = f"you asked for session {hello.session}, protocol {hello.protocol}"
@@ -82,7 +82,7 @@ def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *,
 
 
 from_client_decoder: Callable[[], Decoder[to_manager.FromClient]] = partial(Decoder, to_manager.FromClient)
-from_pilot: Callable[[], Decoder[to_manager.FromPilot]] = partial(Decoder, to_manager.FromPilot)
+from_pilot_decoder: Callable[[], Decoder[to_manager.FromPilot]] = partial(Decoder, to_manager.FromPilot)
 to_pilot_decoder: Callable[[], Decoder[to_pilot.ToPilot]] = partial(Decoder, to_pilot.ToPilot)
 to_client_decoder: Callable[[], Decoder[to_client.ToClient]] = partial(Decoder, to_client.ToClient)
 to_library_decoder: Callable[[], Decoder[to_library.ToLibrary]] = partial(Decoder, to_library.ToLibrary)
@@ -101,27 +101,27 @@ class Outbox:
         """Number of the last frame that the receiver has acknowledged."""
         self._unacked: deque[tuple[int, bytes]] = deque()
 
-    def next(self) -> int:
+    def take_next_number(self) -> int:
         self.sequence += 1
         return self.sequence
 
     def keep(self, sequence: int, frame: bytes) -> None:
         self._unacked.append((sequence, frame))
 
-    def acked(self, sequence: int) -> None:
-        if sequence > self.sequence:  # the peer acknowledges frames that were never sent
+    def acknowledge(self, sequence: int) -> None:
+        if sequence > self.sequence:  # the peer is wrong: no such frame was sent
             return
         self.acknowledged = max(self.acknowledged, sequence)
         unacked = self._unacked
         while unacked and unacked[0][0] <= sequence:
             unacked.popleft()
 
-    def unacked(self) -> list[bytes]:
+    def unacknowledged_frames(self) -> list[bytes]:
         return [frame for _, frame in self._unacked]
 
     def take_unacknowledged_frames(self) -> list[bytes]:
         """Remove and return the unacknowledged frames. New frames get the same numbers."""
-        frames = self.unacked()
+        frames = self.unacknowledged_frames()
         self._unacked.clear()
         self.sequence = self.acknowledged
         return frames

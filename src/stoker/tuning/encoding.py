@@ -42,7 +42,7 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = M
     (PEFT's rule); otherwise cut them to `most`. Raises ConfigError if the prompt is empty or has `longest` or more
     tokens (0: no limit).
     """
-    ids = _encode(tokenizer, [prompt.initial])[0] if prompt.initial.strip() else ()
+    ids = _tokenize(tokenizer, [prompt.initial])[0] if prompt.initial.strip() else ()
     if not ids:
         raise ConfigError(
             "[prompt] initial is empty: tuning starts with a text; write a text, or let the prompt bank find one",
@@ -64,9 +64,9 @@ def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) 
         return []
     sources = [template.replace(PLACE, sample.input) for sample in samples]
     ends = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
-    of_sources = _encode(tokenizer, sources)
-    together = _encode(tokenizer, [source + sample.target for source, sample in zip(sources, samples, strict=True)])
-    alone = _encode(tokenizer, [sample.target for sample in samples])
+    of_sources = _tokenize(tokenizer, sources)
+    together = _tokenize(tokenizer, [source + sample.target for source, sample in zip(sources, samples, strict=True)])
+    alone = _tokenize(tokenizer, [sample.target for sample in samples])
     rows = []
     for sample, source, whole, target in zip(samples, of_sources, together, alone, strict=True):
         # Take the target's tokens from the joint text, unless the target changes the last token of the source.
@@ -91,7 +91,7 @@ def refuse_too_long_samples(
             )  # fmt: skip
 
 
-def _encode(tokenizer: Any, texts: list[str]) -> list[Ids]:
+def _tokenize(tokenizer: Any, texts: list[str]) -> list[Ids]:
     return [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
 
@@ -101,22 +101,22 @@ Row = TypeVar("Row", bound=Sized)
 def batch_indices(iteration: int, *, batch: int, count: int, seed: int) -> list[int]:
     places = range(iteration * batch, (iteration + 1) * batch)
     epochs = {place // count for place in (places[0], places[-1])}
-    orders = {epoch: _order(epoch, count=count, seed=seed) for epoch in range(min(epochs), max(epochs) + 1)}
+    orders = {epoch: _shuffled_indices(epoch, count=count, seed=seed) for epoch in range(min(epochs), max(epochs) + 1)}
     return [orders[place // count][place % count] for place in places]
 
 
-def share(rows: Sequence[Row], *, rank: int, size: int) -> list[Row]:
-    """Return the rows of one rank: sort all rows, longest first, and take every `size`-th row."""
+def rows_of_rank(rows: Sequence[Row], *, rank: int, size: int) -> list[Row]:
+    """Return every `size`-th row, longest rows first, so that all ranks get about the same number of tokens."""
     return sorted(rows, key=len, reverse=True)[rank::size]
 
 
-def chunks(rows: Sequence[Row], *, most: int) -> list[Sequence[Row]]:
+def split_into_chunks(rows: Sequence[Row], *, most: int) -> list[Sequence[Row]]:
     step = most or len(rows) or 1
     return [rows[start : start + step] for start in range(0, len(rows), step)]
 
 
 @functools.lru_cache(maxsize=4)
-def _order(epoch: int, *, count: int, seed: int) -> tuple[int, ...]:
+def _shuffled_indices(epoch: int, *, count: int, seed: int) -> tuple[int, ...]:
     order = list(range(count))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return tuple(order)

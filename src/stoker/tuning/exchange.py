@@ -2,8 +2,8 @@
 
 The ranks connect to a store that rank 0 serves at the rendezvous (`gang_store`). Each rank writes an identifier of its
 job, so that two gangs at one address get an error instead of wrong sums. The ranks then form a process group of
-torch.distributed (Gloo on CPUs, NCCL on GPUs). It is not the default group, which calls in two slots of a library
-would share. Sums are 64-bit numbers. Every rank receives identical bits.
+torch.distributed (Gloo on CPUs, NCCL on GPUs). The default group is not used, because two calls in one library would
+share it. Sums are 64-bit numbers. Every rank receives identical bits.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ from stoker.units import show_seconds
 
 log = logging.getLogger(__name__)
 
-_LEAVE_LIMIT_S = 5.0
-_AGAIN_S = 0.05
+_LAST_WAIT_LIMIT_S = 5.0
+_CONNECT_AGAIN_AFTER_S = 0.05
 
 
 class ExchangeError(GangBroken):
-    """The ranks of a gang did not connect, or a rank was lost. Facts: `rank`, `size`, `rendezvous`."""
+    """The ranks of a gang did not connect, or a rank was lost. Its facts are `rank`, `size` and `rendezvous`."""
 
 
 class Exchange:
-    """The connection of one rank to the other ranks of its gang. All ranks must call the same methods in the same
-    order."""
+    """The connection of a rank to the other ranks of its gang. All ranks must call its methods in the same order."""
 
     def __init__(self, *, rank: int, size: int, where: str = "", store: Any = None, group: Any = None) -> None:
         self.rank = rank
@@ -45,29 +44,27 @@ class Exchange:
         self._where = where
         self._store = store
         self._group = group
-        self._shared = 0
+        self._broadcast_count = 0
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Replace `values` by the sum over all ranks (64-bit, of equal shape). Raises ExchangeError if a rank
-        is lost.
-        """
+    def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        """Replace `values` (64-bit, equal shape on all ranks) by their sum. Raises ExchangeError if a rank is lost."""
         if self.size > 1:
             try:
                 self._group.allreduce([values]).wait()
                 if values.is_cuda:
                     torch.cuda.synchronize(values.device)
             except RuntimeError as error:
-                raise self._failed(f"lost a rank in the exchange of gradients ({_first_line(error)})") from error
+                raise self._make_error(f"lost a rank in the exchange of gradients ({_first_line(error)})") from error
         return values
 
-    def share(self, data: bytes, *, limit_s: float | None = None) -> bytes:
+    def broadcast(self, data: bytes, *, limit_s: float | None = None) -> bytes:
         """Send the data of rank 0 to every rank, and return it. `limit_s`: maximum wait in seconds. Raises
         ExchangeError if rank 0 is lost.
         """
         if self.size == 1:
             return data
-        name = f"shared/{self._shared}"
-        self._shared += 1
+        name = f"shared/{self._broadcast_count}"
+        self._broadcast_count += 1
         try:
             if self.rank == 0:
                 self._store.set(name, data)
@@ -76,9 +73,9 @@ class Exchange:
                 self._store.wait([name], datetime.timedelta(seconds=limit_s))
             return bytes(self._store.get(name))
         except RuntimeError as error:
-            raise self._failed(f"did not get the shared values from rank 0 ({_first_line(error)})") from error
+            raise self._make_error(f"did not get the shared values from rank 0 ({_first_line(error)})") from error
 
-    def part(self) -> None:
+    def finish(self) -> None:
         """Report that this rank is done. Rank 0 waits up to 5 s for the other ranks."""
         if self.size == 1:
             return
@@ -86,7 +83,7 @@ class Exchange:
             self._store.set(f"done/{self.rank}", "")
             if self.rank == 0:
                 names = [f"done/{rank}" for rank in range(self.size)]
-                self._store.wait(names, datetime.timedelta(seconds=_LEAVE_LIMIT_S))
+                self._store.wait(names, datetime.timedelta(seconds=_LAST_WAIT_LIMIT_S))
         except RuntimeError as error:
             log.warning("rank %d: other ranks did not report that they are done: %s", self.rank, _first_line(error))
 
@@ -95,7 +92,7 @@ class Exchange:
             self._group.shutdown()
         self._store.close()
 
-    def _failed(self, what: str) -> ExchangeError:
+    def _make_error(self, what: str) -> ExchangeError:
         return ExchangeError(
             f"rank {self.rank} of {self.size} {what}; if the job is started again, it continues from its"
             " last checkpoint",
@@ -104,7 +101,7 @@ class Exchange:
 
 
 @contextlib.contextmanager
-def meet(
+def connect_ranks(
     *,
     rank: int,
     size: int,
@@ -131,12 +128,12 @@ def meet(
         why = "is not an address; write host:port, as in 10.0.0.7:29500"
         raise ConfigError(f"rendezvous {rendezvous!r} {why}") from None
     began = time.monotonic()
-    met = _store(host, port, rank=rank, size=size, key=key, limit_s=limit_s, listener=listener)
+    met = _open_rank_store(host, port, rank=rank, size=size, key=key, limit_s=limit_s, listener=listener)
     try:
         _check_all_ranks(
             met, rank=rank, size=size, where=rendezvous, job=job, limit_s=limit_s - (time.monotonic() - began)
         )
-        group = _group(met, rank=rank, size=size, device=device, host=host, port=port, limit_s=limit_s)
+        group = _create_process_group(met, rank=rank, size=size, device=device, host=host, port=port, limit_s=limit_s)
     except ExchangeError:
         met.close()
         raise
@@ -150,26 +147,26 @@ def meet(
     exchange = Exchange(rank=rank, size=size, where=rendezvous, store=met, group=group)
     try:
         yield exchange
-        # After an error, do not call `part`: this rank would wait again for a lost rank.
-        exchange.part()
+        # Only without an error: after a rank was lost, `finish` would wait for it again.
+        exchange.finish()
     finally:
         exchange.close()
 
 
-def _store(
+def _open_rank_store(
     host: str, port: int, *, rank: int, size: int, key: bytes, limit_s: float, listener: socket.socket | None
 ) -> gang_store.RankStore:
     ends_at = time.monotonic() + limit_s
     try:
         if rank == 0:
-            return gang_store.serve(listener or _listen(host, port), key=key, limit_s=limit_s)
+            return gang_store.serve_store(listener or _listen(host, port), key=key, limit_s=limit_s)
         while True:
             try:
-                return gang_store.reach(join_address(host, port), key=key, limit_s=limit_s)
+                return gang_store.connect_to_store(join_address(host, port), key=key, limit_s=limit_s)
             except PeerError:
-                if time.monotonic() + _AGAIN_S >= ends_at:
+                if time.monotonic() + _CONNECT_AGAIN_AFTER_S >= ends_at:
                     raise
-                time.sleep(_AGAIN_S)
+                time.sleep(_CONNECT_AGAIN_AFTER_S)
     except (OSError, PeerError) as error:
         what = "cannot serve the rendezvous" if rank == 0 else "did not find rank 0"
         do = "give a free port of this machine" if rank == 0 else "is rank 0 running, and is the address right?"
@@ -197,7 +194,7 @@ def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, 
         store.set(f"here/{rank}", mine)
         store.wait([f"here/{each}" for each in range(size)], datetime.timedelta(seconds=max(0.1, limit_s)))
         theirs = [bytes(store.get(f"here/{each}")).decode() for each in range(size)]
-        with contextlib.suppress(RuntimeError):  # rank 0 may leave before it answers
+        with contextlib.suppress(RuntimeError):  # rank 0 may already have disconnected
             store.set(f"read/{rank}", "")
     except RuntimeError as error:
         raise ExchangeError(
@@ -206,10 +203,10 @@ def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, 
             **facts,
         ) from error
     if strangers := [str(each) for each, said in enumerate(theirs) if said != mine]:
-        if rank == 0:  # leave last, because the other ranks read the reason in the store of rank 0
+        if rank == 0:  # disconnect last, because the other ranks find the mismatch in the store that rank 0 serves
             with contextlib.suppress(RuntimeError):
                 reads = [f"read/{each}" for each in range(size)]
-                store.wait(reads, datetime.timedelta(seconds=_LEAVE_LIMIT_S))
+                store.wait(reads, datetime.timedelta(seconds=_LAST_WAIT_LIMIT_S))
         raise ExchangeError(
             f"rank {rank} of {size} found ranks of another job or gang at {where} (rank"
             f" {', '.join(strangers)}); {again}",
@@ -225,7 +222,9 @@ def _describe_absent_ranks(store: Any, *, size: int) -> str:
     return f"rank{'s' if len(late) > 1 else ''} {', '.join(late)} did not connect"
 
 
-def _group(store: Any, *, rank: int, size: int, device: str, host: str, port: int, limit_s: float) -> Any:
+def _create_process_group(
+    store: Any, *, rank: int, size: int, device: str, host: str, port: int, limit_s: float
+) -> Any:
     limit = datetime.timedelta(seconds=limit_s)
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
@@ -236,8 +235,8 @@ def _group(store: Any, *, rank: int, size: int, device: str, host: str, port: in
     options = gloo._Options()
     options._timeout = limit
     options._threads = 1
-    # By default Gloo listens at this machine's host name. Other ranks may be unable to reach this name, or strangers
-    # may reach it.
+    # By default Gloo listens at the address of this machine's host name, which other ranks may be unable to reach, or
+    # which strangers can reach. Listen at the address on the route to rank 0 instead.
     options._devices = [gloo.create_device(hostname=_own_address(host, port))]
     return gloo(distributed.PrefixStore("gloo", store), rank, size, options)
 

@@ -22,11 +22,11 @@ from torch import distributed
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.server import ObjectServer
 
-MOST_BYTES = 1 << 30
-_WAIT_S = 0.5
-"""Maximum seconds that rank 0 waits for missing values before it answers."""
+MOST_VALUE_BYTES = 1 << 30
+_LONGEST_WAIT_S = 0.5
+"""Maximum seconds that rank 0 waits for missing values before it answers that they are missing."""
 _IDLE_S = 7 * 86_400.0
-"""Maximum seconds without data on a connection. While a rank computes, it sends nothing."""
+"""Maximum seconds without data on a connection; large, because a rank sends nothing while it computes."""
 _OPERATIONS = ("set", "get", "add", "has", "compare-set", "delete", "count")
 
 Answer = tuple[dict[str, Any], bytes]
@@ -36,24 +36,24 @@ class StoreError(RuntimeError):
     """A value was not set in time, or rank 0 is lost."""
 
 
-class Values:
+class StoredValues:
     """The values on rank 0, by name. Thread-safe."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
 
-    def do(self, question: dict[str, Any], given: bytes = b"") -> Answer:
-        """Carry out an operation. Return facts, and the resulting value."""
+    def apply_operation(self, question: dict[str, Any], given: bytes = b"") -> Answer:
+        """Carry out an operation. Return the fields of the answer, and the value that follows them."""
         with self._changed:
-            self._changed.notify_all()  # waiting threads continue after this operation
+            self._changed.notify_all()  # wake the threads in `wait_for`; they check their values after this operation
             values, name = self._values, question.get("name", "")
             match question["op"]:
                 case "set":
                     values[name] = given
                     return {}, b""
                 case "get" | "has" as operation:
-                    names, wait_s = question["names"], max(0.0, min(_WAIT_S, float(question["wait_s"])))
+                    names, wait_s = question["names"], max(0.0, min(_LONGEST_WAIT_S, float(question["wait_s"])))
                     found = self._changed.wait_for(lambda: all(each in values for each in names), wait_s)
                     return {"found": found}, values[names[0]] if found and operation == "get" else b""
                 case "add":
@@ -72,8 +72,8 @@ class Values:
 
 
 class RankStore(distributed.Store):  # type: ignore[misc]  # torch is untyped for mypy
-    """The `torch.distributed.Store` of one rank. `ask`: function that carries out an operation on rank 0. Methods that
-    wait raise StoreError after `limit_s` seconds.
+    """The `torch.distributed.Store` of one rank. `ask`: function that has rank 0 carry out an operation. Methods that
+    wait for values raise StoreError after `limit_s` seconds.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class RankStore(distributed.Store):  # type: ignore[misc]  # torch is untyped fo
         self.close = close
 
     def set(self, name: str, value: bytes | str) -> None:
-        self._ask({"op": "set", "name": name}, _encoded(value))
+        self._ask({"op": "set", "name": name}, _to_bytes(value))
 
     def get(self, name: str) -> bytes:
         found, value = self._wait("get", [name], self._limit_s)
@@ -105,8 +105,8 @@ class RankStore(distributed.Store):  # type: ignore[misc]  # torch is untyped fo
         return self._wait("has", names, 0.0)[0]
 
     def compare_set(self, name: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        one = _encoded(expected)
-        return self._ask({"op": "compare-set", "name": name, "expected": len(one)}, one + _encoded(desired))[1]
+        one = _to_bytes(expected)
+        return self._ask({"op": "compare-set", "name": name, "expected": len(one)}, one + _to_bytes(desired))[1]
 
     def delete_key(self, name: str) -> bool:
         return bool(self._ask({"op": "delete", "name": name}, b"")[0]["found"])
@@ -123,39 +123,39 @@ class RankStore(distributed.Store):  # type: ignore[misc]  # torch is untyped fo
                 return bool(answer["found"]), value
 
 
-def _encoded(value: bytes | str) -> bytes:
+def _to_bytes(value: bytes | str) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def serve(listener: socket.socket, *, key: bytes, limit_s: float) -> RankStore:
+def serve_store(listener: socket.socket, *, key: bytes, limit_s: float) -> RankStore:
     listener.setblocking(True)
-    values = Values()
-    more = dict.fromkeys(_OPERATIONS, partial(_answer, values))
+    values = StoredValues()
+    more = dict.fromkeys(_OPERATIONS, partial(_answer_request, values))
     limits = wire.WireLimits(silence_s=_IDLE_S)
-    server = ObjectServer(_NoObjects(), key=key, listener=listener, limits=limits, more=more)
-    return RankStore(values.do, limit_s=limit_s, close=server.close)
+    server = ObjectServer(_NoObjects(), key=key, listener=listener, limits=limits, other_handlers=more)
+    return RankStore(values.apply_operation, limit_s=limit_s, close=server.close)
 
 
-def _answer(values: Values, channel: wire.Channel, question: dict[str, Any]) -> None:
+def _answer_request(values: StoredValues, channel: wire.Channel, question: dict[str, Any]) -> None:
     """Answer a request. Raises PeerError, which closes the connection, for a malformed request."""
-    given = _body(channel, question)
+    given = _receive_value(channel, question)
     try:
-        said, value = values.do(question, given)
+        said, value = values.apply_operation(question, given)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise wire.PeerError(f"a rank sent a malformed request: {error}") from error
-    _send(channel, said, value)
+    _send_message(channel, said, value)
 
 
-def reach(address: str, *, key: bytes, limit_s: float) -> RankStore:
-    channel = wire.connect(address, key=key, limits=wire.WireLimits(silence_s=limit_s + 10.0))
+def connect_to_store(address: str, *, key: bytes, limit_s: float) -> RankStore:
+    channel = wire.connect_to_peer(address, key=key, limits=wire.WireLimits(silence_s=limit_s + 10.0))
     one_at_a_time = threading.Lock()
 
     def ask(question: dict[str, Any], given: bytes) -> Answer:
         try:
             with one_at_a_time:
-                _send(channel, question, given)
+                _send_message(channel, question, given)
                 answer = channel.receive()
-                return answer, _body(channel, answer)
+                return answer, _receive_value(channel, answer)
         except (wire.PeerError, OSError) as error:
             raise StoreError(f"rank 0, which serves the rendezvous, is lost: {error}") from error
 
@@ -163,23 +163,23 @@ def reach(address: str, *, key: bytes, limit_s: float) -> RankStore:
 
 
 class _NoObjects:
-    def lend(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002  # any name is accepted
+    def lend_copy(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002  # any name is accepted
         return nullcontext()
 
-    def expects(self, name: str) -> bool:  # noqa: ARG002  # any name is accepted
+    def is_fetching(self, name: str) -> bool:  # noqa: ARG002  # any name is accepted
         return False
 
 
-def _send(channel: wire.Channel, header: dict[str, Any], value: bytes) -> None:
+def _send_message(channel: wire.Channel, header: dict[str, Any], value: bytes) -> None:
     digest = {"sha256": hashlib.sha256(value).hexdigest()} if value else {}
     channel.send({**header, **digest}, value)
 
 
-def _body(channel: wire.Channel, header: dict[str, Any]) -> bytes:
+def _receive_value(channel: wire.Channel, header: dict[str, Any]) -> bytes:
     """Read the value that follows a header. Raises PeerError if the value does not match the header."""
     size = header["body"]
-    if size > MOST_BYTES:
-        raise wire.PeerError(f"a value of {size} bytes is longer than {MOST_BYTES} bytes")
+    if size > MOST_VALUE_BYTES:
+        raise wire.PeerError(f"a value of {size} bytes is longer than {MOST_VALUE_BYTES} bytes")
     data = bytearray(size)
     channel.receive_body(memoryview(data))
     if size and hashlib.sha256(data).hexdigest() != header.get("sha256"):

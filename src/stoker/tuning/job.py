@@ -53,7 +53,7 @@ from typing import Annotated, Any
 import msgspec
 
 from stoker.config import read_unit
-from stoker.config_errors import line_of, parse_toml, read_toml
+from stoker.config_errors import find_setting_line, parse_toml, read_toml
 from stoker.datafile import read_rows, text_field
 from stoker.decoding import read_text
 from stoker.errors import ConfigError
@@ -126,17 +126,14 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The initial prompt, and the length of the soft prompt in tokens (0: the length of the initial prompt, at most
-    64)."""
+    """The initial prompt, and the number of tokens of the soft prompt (0: as in the initial prompt, at most 64)."""
 
     initial: str = ""
     virtual_tokens: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
 
 
 class Until(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The conditions that end a job, and its deadline. `slo_s`: seconds from submission to the deadline (0: not
-    set).
-    """
+    """The conditions that end a job, and its deadline. `slo_s`: seconds from submission to the deadline (0: none)."""
 
     metric: Metric = Metric.ACCURACY
     reach: float | None = None
@@ -233,7 +230,7 @@ def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None)
     """Parse a job. `file`: name for error messages. `folder`: folder for relative paths. Raises ConfigError."""
     said = parse_toml(text, file=file)
     job = read_toml(text, Job, file=file, shapes={}, read=read_unit, data=said)
-    line = line_of(("until", "deadline"), text)
+    line = find_setting_line(("until", "deadline"), text)
     job.refuse_past_deadline(now_s=time.time() if now_s is None else now_s, file=file, line=line)
     # If the model is not an existing path, it is a name on the model hub.
     model = str(folder / job.model) if job.model and (folder / job.model).exists() else job.model

@@ -18,9 +18,9 @@ import msgspec
 from stoker.errors import ConfigError
 from stoker.tuning.job import Job, Metric
 
-_ORDERS = 4
+_LONGEST_NGRAM = 4
 _WORD = re.compile(r"[a-z0-9]+")
-_SPLIT = (
+_PUNCTUATION_RULES = (
     (re.compile(r"([\{-\~\[-\` -\&\(-\+\:-\@\/])"), r" \1 "),
     (re.compile(r"([^0-9])([\.,])"), r"\1 \2 "),
     (re.compile(r"([\.,])([^0-9])"), r" \1 \2"),
@@ -29,8 +29,8 @@ _SPLIT = (
 
 
 class MetricSums(msgspec.Struct, frozen=True):
-    """Sums over samples. `matches`, `grams`: numbers of matching n-grams and of all generated n-grams, for one to four
-    words. `written`, `wanted`: numbers of words in generated texts and in targets.
+    """Sums over samples. `matches`, `grams`: for n-grams of one to four words, the number that match the target and the
+    number generated. `written`, `wanted`: numbers of words in generated texts and in targets.
     """
 
     samples: float = 0.0
@@ -38,15 +38,15 @@ class MetricSums(msgspec.Struct, frozen=True):
     loss: float = 0.0
     correct: float = 0.0
     rouge: float = 0.0
-    matches: tuple[float, ...] = (0.0,) * _ORDERS
-    grams: tuple[float, ...] = (0.0,) * _ORDERS
+    matches: tuple[float, ...] = (0.0,) * _LONGEST_NGRAM
+    grams: tuple[float, ...] = (0.0,) * _LONGEST_NGRAM
     written: float = 0.0
     wanted: float = 0.0
 
     def __add__(self, other: MetricSums) -> MetricSums:
-        return MetricSums.from_numbers([a + b for a, b in zip(self.numbers(), other.numbers(), strict=True)])
+        return MetricSums.from_numbers([a + b for a, b in zip(self.to_numbers(), other.to_numbers(), strict=True)])
 
-    def numbers(self) -> list[float]:
+    def to_numbers(self) -> list[float]:
         return [
             self.samples, self.tokens, self.loss, self.correct, self.rouge, *self.matches, *self.grams, self.written,
             self.wanted,
@@ -55,7 +55,7 @@ class MetricSums(msgspec.Struct, frozen=True):
     @staticmethod
     def from_numbers(numbers: Sequence[float]) -> MetricSums:
         samples, tokens, loss, correct, rouge, *grams, written, wanted = numbers
-        matches, grams = grams[:_ORDERS], grams[_ORDERS:]
+        matches, grams = grams[:_LONGEST_NGRAM], grams[_LONGEST_NGRAM:]
         return MetricSums(samples, tokens, loss, correct, rouge, tuple(matches), tuple(grams), written, wanted)
 
     def value(self, metric: Metric) -> float:
@@ -79,7 +79,7 @@ class MetricSums(msgspec.Struct, frozen=True):
                 halved /= 2
             logs += math.log((matches or halved) / grams)
         brevity = min(0.0, 1 - self.wanted / self.written)
-        return math.exp(brevity + logs / _ORDERS)
+        return math.exp(brevity + logs / _LONGEST_NGRAM)
 
 
 def count_words(text: str) -> int:
@@ -93,7 +93,7 @@ def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
         job: The job.
         targets: Targets of the evaluation samples.
     """
-    if job.until.metric is Metric.BLEU and all(count_words(target) < _ORDERS for target in targets):
+    if job.until.metric is Metric.BLEU and all(count_words(target) < _LONGEST_NGRAM for target in targets):
         raise ConfigError(
             f"[until] metric = 'bleu' is 0 for every prompt: it counts four words in a row, and no target of"
             f" {job.data.path} for evaluation has four words; choose 'accuracy' or 'rouge-l'",
@@ -119,11 +119,11 @@ def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
         )  # fmt: skip
 
 
-def of_text(written: str, wanted: str) -> MetricSums:
+def measure_text(written: str, wanted: str) -> MetricSums:
     ours, theirs = _tokenize_13a(written), _tokenize_13a(wanted)
     matches, grams = [], []
-    for order in range(1, _ORDERS + 1):
-        there, meant = _counted(ours, order), _counted(theirs, order)
+    for order in range(1, _LONGEST_NGRAM + 1):
+        there, meant = _count_ngrams(ours, order), _count_ngrams(theirs, order)
         matches.append(float(sum((there & meant).values())))
         grams.append(float(sum(there.values())))
     return MetricSums(
@@ -152,7 +152,7 @@ def _longest_common_subsequence(one: list[str], other: list[str]) -> int:
     return row[-1]
 
 
-def _counted(words: list[str], order: int) -> Counter[tuple[str, ...]]:
+def _count_ngrams(words: list[str], order: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[at : at + order]) for at in range(len(words) - order + 1))
 
 
@@ -164,6 +164,6 @@ def _tokenize_13a(text: str) -> list[str]:
     text = f" {text.replace('-' + chr(10), '').replace(chr(10), ' ')} "
     for mark, plain in (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">")):
         text = text.replace(mark, plain)
-    for pattern, spaced in _SPLIT:
+    for pattern, spaced in _PUNCTUATION_RULES:
         text = pattern.sub(spaced, text)
     return text.split()

@@ -34,7 +34,7 @@ class BankPlace(msgspec.Struct, frozen=True):
         return BankPlace(str(path), model)
 
 
-class Initial(msgspec.Struct, frozen=True):
+class InitialPrompt(msgspec.Struct, frozen=True):
     """The initial text of a soft prompt, its origin, and a remark (`note`)."""
 
     text: str
@@ -48,7 +48,7 @@ class Initial(msgspec.Struct, frozen=True):
 class Saved(msgspec.Struct, frozen=True):
     """The state from which a job resumes. `metric`: value of the metric at the last evaluation, for display."""
 
-    initial: Initial
+    initial: InitialPrompt
     checkpoint: bytes
     metric: float | None = None
 
@@ -101,7 +101,7 @@ class TuningEnd(enum.Enum):
     """The loss is not finite. The result is the best earlier prompt. A smaller learning rate can help."""
 
 
-class Point(msgspec.Struct, frozen=True, array_like=True):
+class EvaluationPoint(msgspec.Struct, frozen=True, array_like=True):
     """An evaluation: iteration, metric, and loss per target token."""
 
     iteration: int
@@ -127,9 +127,9 @@ class Tuned(msgspec.Struct, frozen=True):
     iterations_to_accuracy: int | None
     initial: str
     text: str
-    best: Point
-    held_out: Point
-    points: tuple[Point, ...]
+    best: EvaluationPoint
+    held_out: EvaluationPoint
+    points: tuple[EvaluationPoint, ...]
     devices: int
     communication_share: float
     spent_s: dict[str, float]

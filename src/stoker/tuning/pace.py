@@ -1,8 +1,8 @@
 """Measure where the time of a job is spent, estimate the time left, and limit the time of a bank lookup.
 
 PromptTuner §4.4 bounds the time left by `remaining iterations x longest iteration`. We add the longest evaluation for
-each remaining evaluation. The first iteration after a start is ignored, because it includes one-time work. Only recent
-iterations count. §4.4.3 limits a lookup to 20 % of a job's SLO; the job's waiting time does not count. A measured
+each remaining evaluation. The first iteration after a start is ignored, because it includes one-time work. Only the
+last 50 iterations count. §4.4.3 limits a lookup to 20 % of the time from submission to deadline. A measured
 `ScoringPace` is valid only for the same kind of device and the same `virtual_tokens`.
 """
 
@@ -21,7 +21,7 @@ import msgspec
 from stoker.decoding import read_json
 from stoker.whole_files import write_whole
 
-_KEPT = 50
+_KEPT_MEASUREMENTS = 50
 
 
 class Part(enum.Enum):
@@ -71,8 +71,8 @@ class IterationPace:
 
     def __init__(self, *, evaluate_every: int) -> None:
         self._evaluate_every = evaluate_every
-        self.iterations_s: deque[float] = deque(maxlen=_KEPT)
-        self.evaluations_s: deque[float] = deque(maxlen=_KEPT)
+        self.iterations_s: deque[float] = deque(maxlen=_KEPT_MEASUREMENTS)
+        self.evaluations_s: deque[float] = deque(maxlen=_KEPT_MEASUREMENTS)
 
     def left_s(self, iterations: int) -> float | None:
         """Return an upper bound of the seconds for `iterations`; None without measurements."""
@@ -82,7 +82,7 @@ class IterationPace:
         return evaluations * max(self.evaluations_s, default=0.0) + iterations * max(self.iterations_s)
 
 
-BUDGET = 0.2
+LOOKUP_BUDGET_SHARE = 0.2
 """Share of the time from submission to deadline that a lookup may take."""
 _PACE_FILE = "pace.json"
 
@@ -102,7 +102,7 @@ def is_over(lookup_s: float, *, slo_s: float) -> bool:
         lookup_s: Seconds of the lookup.
         slo_s: Seconds from submission to deadline; 0: no deadline.
     """
-    return 0 < slo_s * BUDGET < lookup_s
+    return 0 < slo_s * LOOKUP_BUDGET_SHARE < lookup_s
 
 
 def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, ScoringPace]:
@@ -112,17 +112,17 @@ def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, ScoringPac
         folder: The bank's folder.
         virtual_tokens: Return only paces for this number of virtual tokens.
     """
-    known = _known_paces(folder)
+    known = _read_all_paces(folder)
     return {kind: one for kind, paces in known.items() for one in paces if one.virtual_tokens == virtual_tokens}
 
 
-def remember(folder: Path, kind: str, pace: ScoringPace) -> None:
+def store_pace(folder: Path, kind: str, pace: ScoringPace) -> None:
     """Store the pace of a lookup. If two processes store paces at once, one may be lost."""
-    known = _known_paces(folder)
+    known = _read_all_paces(folder)
     others = [one for one in known.get(kind, []) if one.virtual_tokens != pace.virtual_tokens]
     with contextlib.suppress(OSError):
         write_whole(folder / _PACE_FILE, msgspec.json.encode({**known, kind: [*others, pace]}), mode=0o666)
 
 
-def _known_paces(folder: Path) -> dict[str, list[ScoringPace]]:
+def _read_all_paces(folder: Path) -> dict[str, list[ScoringPace]]:
     return read_json(folder / _PACE_FILE, dict[str, list[ScoringPace]]) or {}

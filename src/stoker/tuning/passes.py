@@ -1,7 +1,7 @@
 """Run the soft prompt on the model of a context with PEFT: gradients and measurements.
 
 PEFT freezes the weights, may change the model's configuration, and draws random numbers; `attach_soft_prompt` undoes
-this. `embed` replaces PEFT's own embedding, which would load the tokenizer from the hub again. The model stays
+this. `embed_tokens` replaces PEFT's own embedding, which would load the tokenizer from the hub again. The model stays
 in evaluation mode, because dropout would depend on the division of a batch among ranks.
 
 All results are sums over samples or tokens, which the caller adds over all ranks. Padding is on the right, so the
@@ -22,14 +22,14 @@ import peft
 import safetensors.torch
 import torch
 
-from stoker.tuning.encoding import EncodedSample, Ids, chunks
+from stoker.tuning.encoding import EncodedSample, Ids, split_into_chunks
 from stoker.tuning.job import Metric
-from stoker.tuning.metrics import MetricSums, of_text
+from stoker.tuning.metrics import MetricSums, measure_text
 
-_ADAPTER = "default"
+_ADAPTER_NAME = "default"
 
 
-def embed(model: Any, ids: Ids) -> torch.Tensor:
+def embed_tokens(model: Any, ids: Ids) -> torch.Tensor:
     table = model.get_input_embeddings()
     with torch.no_grad():
         found = table(torch.tensor(ids, device=table.weight.device))
@@ -45,7 +45,7 @@ class SoftPrompt:
 
     @property
     def vectors(self) -> torch.nn.Parameter:
-        found: torch.nn.Parameter = self.wrapped.prompt_encoder[_ADAPTER].embedding.weight
+        found: torch.nn.Parameter = self.wrapped.prompt_encoder[_ADAPTER_NAME].embedding.weight
         return found
 
     @property
@@ -56,14 +56,14 @@ class SoftPrompt:
     def __len__(self) -> int:
         return int(self.vectors.shape[0])
 
-    def place(self, vectors: torch.Tensor) -> None:
+    def set_vectors(self, vectors: torch.Tensor) -> None:
         with torch.no_grad():
             self.vectors.copy_(vectors)
 
-    def files(self) -> tuple[bytes, bytes]:
+    def adapter_files(self) -> tuple[bytes, bytes]:
         """Return the soft prompt in PEFT's format: `adapter_model.safetensors` and `adapter_config.json`."""
         tensors = {name: value.detach().cpu() for name, value in peft.get_peft_model_state_dict(self.wrapped).items()}
-        config = {**self.wrapped.peft_config[_ADAPTER].to_dict(), "inference_mode": True}
+        config = {**self.wrapped.peft_config[_ADAPTER_NAME].to_dict(), "inference_mode": True}
         plain = {name: getattr(value, "value", value) for name, value in config.items()}
         said = json.dumps(plain, indent=1, default=str)
         return bytes(safetensors.torch.save(tensors)), said.encode()
@@ -84,7 +84,7 @@ def attach_soft_prompt(model: Any, vectors: torch.Tensor) -> Iterator[SoftPrompt
         with torch.random.fork_rng(devices=[]):
             wrapped = peft.get_peft_model(model, config)
         soft = SoftPrompt(wrapped)
-        soft.place(vectors)
+        soft.set_vectors(vectors)
         model.eval()
         yield soft
     finally:
@@ -106,13 +106,14 @@ def nearest_tokens(model: Any, vectors: torch.Tensor) -> list[int]:
 _IGNORED = -100
 
 
-def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: int) -> tuple[torch.Tensor, float, int]:
-    """Return the gradient `[tokens, width]` of the summed loss of `rows`, the summed loss in nats, and the number of
-    target tokens."""
+def compute_gradient(
+    soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: int
+) -> tuple[torch.Tensor, float, int]:
+    """Return the gradient `[tokens, width]` of the summed loss of `rows`, this loss in nats, and its token count."""
     soft.vectors.grad = None
     loss, tokens = 0.0, 0
     with torch.inference_mode(mode=False), torch.enable_grad():
-        for some in chunks(rows, most=micro_batch):
+        for some in split_into_chunks(rows, most=micro_batch):
             logits, wanted = _target_logits(soft, some)
             summed = _summed_loss(logits, wanted)
             summed.backward()
@@ -123,21 +124,21 @@ def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: in
     return (torch.zeros_like(soft.vectors) if found is None else found.detach()), loss, tokens
 
 
-def measure(
+def measure_prompt(
     soft: SoftPrompt, rows: Sequence[EncodedSample], *, metric: Metric, tokenizer: Any, batch: int
 ) -> MetricSums:
-    """Measure loss and accuracy, and also ROUGE-L or BLEU if it is `metric`."""
+    """Measure loss and accuracy. If `metric` is ROUGE-L or BLEU, also generate texts and measure this metric."""
     found = MetricSums()
     with torch.inference_mode():
-        for some in chunks(sorted(rows, key=len, reverse=True), most=batch):
-            found += _score(soft, some)
+        for some in split_into_chunks(sorted(rows, key=len, reverse=True), most=batch):
+            found += _measure_loss_and_accuracy(soft, some)
             if metric in (Metric.ROUGE, Metric.BLEU):
-                for row, text in zip(some, write(soft, some, tokenizer=tokenizer), strict=True):
-                    found += of_text(text, row.text)
+                for row, text in zip(some, generate_texts(soft, some, tokenizer=tokenizer), strict=True):
+                    found += measure_text(text, row.text)
     return found
 
 
-def write(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer: Any) -> list[str]:
+def generate_texts(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer: Any) -> list[str]:
     """Generate texts greedily, with up to twice the tokens of the longest target."""
     device = soft.device
     width = max(len(row.source) for row in rows)
@@ -159,7 +160,9 @@ def write(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer: Any) ->
             inputs_embeds=torch.stack(embedded), attention_mask=seen, max_new_tokens=most, do_sample=False,
             num_beams=1, eos_token_id=end, pad_token_id=0 if end is None else end,
         )  # fmt: skip
-    return [str(tokenizer.decode(_until(ids, end), skip_special_tokens=True)).strip() for ids in made.tolist()]
+    return [
+        str(tokenizer.decode(_cut_at_end_token(ids, end), skip_special_tokens=True)).strip() for ids in made.tolist()
+    ]
 
 
 def _summed_loss(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -167,7 +170,7 @@ def _summed_loss(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(flat, targets, ignore_index=_IGNORED, reduction="sum")
 
 
-def _score(soft: SoftPrompt, rows: Sequence[EncodedSample]) -> MetricSums:
+def _measure_loss_and_accuracy(soft: SoftPrompt, rows: Sequence[EncodedSample]) -> MetricSums:
     logits, wanted = _target_logits(soft, rows)
     losses = _summed_loss(logits, wanted)
     right = ((logits.argmax(dim=-1) == wanted) | (wanted == _IGNORED)).all(dim=1)
@@ -201,5 +204,5 @@ def _target_logits(soft: SoftPrompt, rows: Sequence[EncodedSample]) -> tuple[tor
     return logits[torch.arange(len(rows), device=device)[:, None], chosen].float(), wanted
 
 
-def _until(ids: list[int], end: int | None) -> list[int]:
+def _cut_at_end_token(ids: list[int], end: int | None) -> list[int]:
     return ids[: ids.index(end)] if end is not None and end in ids else ids

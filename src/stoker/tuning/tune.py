@@ -37,14 +37,21 @@ from stoker.tuning.encoding import (
     encode_prompt,
     encode_samples,
     refuse_too_long_samples,
-    share,
+    rows_of_rank,
 )
 from stoker.tuning.exchange import Exchange
 from stoker.tuning.job import Job, Metric, Optimizer, Sample, digest_job, digest_samples, split
 from stoker.tuning.metrics import MetricSums, refuse_unreachable
-from stoker.tuning.order import Point, Tuned, TuningEnd
+from stoker.tuning.order import EvaluationPoint, Tuned, TuningEnd
 from stoker.tuning.pace import IterationPace, Part, PartClock, communication_share
-from stoker.tuning.passes import SoftPrompt, attach_soft_prompt, embed, gradient, measure, nearest_tokens
+from stoker.tuning.passes import (
+    SoftPrompt,
+    attach_soft_prompt,
+    compute_gradient,
+    embed_tokens,
+    measure_prompt,
+    nearest_tokens,
+)
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +59,14 @@ _HEADER = "stoker"
 _PROMPT, _BEST, _OPTIMIZER = "prompt", "best", "optimizer."
 
 
-class Header(msgspec.Struct, frozen=True):
-    """A checkpoint's header. `job`: digest of the settings that affect results."""
+class CheckpointHeader(msgspec.Struct, frozen=True):
+    """A checkpoint's header. `job`: digest of the settings that affect results. `reached`: iteration that reached the
+    target."""
 
     job: str
     iteration: int
-    points: tuple[Point, ...] = ()
-    best: Point | None = None
+    points: tuple[EvaluationPoint, ...] = ()
+    best: EvaluationPoint | None = None
     reached: int | None = None
     spent_s: dict[str, float] = {}
 
@@ -66,7 +74,7 @@ class Header(msgspec.Struct, frozen=True):
 class TuningState(msgspec.Struct, frozen=True):
     """The content of a checkpoint: the last and the best soft prompt `[tokens, width]`, and the optimizer's tensors."""
 
-    header: Header
+    header: CheckpointHeader
     prompt: torch.Tensor
     best: torch.Tensor
     optimizer: dict[str, torch.Tensor]
@@ -90,7 +98,7 @@ def unpack_state(data: bytes, *, job: str) -> TuningState | None:
         tensors = safetensors.torch.load(data)
         size = int.from_bytes(data[:8], "little")
         said = msgspec.json.decode(data[8 : 8 + size])["__metadata__"][_HEADER]
-        header = msgspec.json.decode(said, type=Header)
+        header = msgspec.json.decode(said, type=CheckpointHeader)
         optimizer = {
             name.removeprefix(_OPTIMIZER): value for name, value in tensors.items() if name.startswith(_OPTIMIZER)
         }
@@ -124,8 +132,8 @@ class TunableModel(Protocol):
 
 
 class TuningProgress(msgspec.Struct, frozen=True):
-    """`loss`: mean loss per target token of the batch. `metric`: value at the last evaluation. `left_s`: upper bound.
-    `checkpoint`: new checkpoint of rank 0, if any."""
+    """The progress after an iteration. `loss`: mean loss per target token of the batch. `metric`: value at the last
+    evaluation. `left_s`: upper bound of the seconds left. `checkpoint`: new checkpoint of rank 0, if any."""
 
     iteration: int
     iterations: int
@@ -159,17 +167,17 @@ def tune(
     exchange, clock = exchange or Exchange(rank=0, size=1), clock or PartClock()
     with clock.time(Part.DATA):
         rows = _EncodedJob(context, job, samples)
-        digest = purpose(context, job, samples, rows.prompt)
+        digest = digest_run(context, job, samples, rows.prompt)
     with contextlib.ExitStack() as stack:
         with clock.time(Part.START):
-            state = _begin(context, rows.prompt, exchange, digest=digest, start=start)
+            state = _share_start_state(context, rows.prompt, exchange, digest=digest, start=start)
             soft = stack.enter_context(attach_soft_prompt(context.model, state.prompt))
             run = _RankRun(job, context.tokenizer, rows, soft, exchange, state, clock, report=report)
-        run.go(begun)
-        return run.result()
+        run.train(begun)
+        return run.make_result()
 
 
-def purpose(context: TunableModel, job: Job, samples: Sequence[Sample], *more: Any) -> str:
+def digest_run(context: TunableModel, job: Job, samples: Sequence[Sample], *more: Any) -> str:
     """Return a digest of job settings, samples and model shape, equal on all ranks."""
     shape = type(context.model).__name__, sum(parameter.numel() for parameter in context.model.parameters())
     return digest_job(job, digest_samples(samples), shape, *more)
@@ -194,16 +202,18 @@ class _EncodedJob:
         refuse_unreachable(job, [sample.target for sample in parts.evaluation])
 
 
-def _begin(context: TunableModel, prompt: Ids, exchange: Exchange, *, digest: str, start: bytes) -> TuningState:
-    """Return the checkpoint `start` of rank 0, or else rank 0's new state, on all ranks."""
+def _share_start_state(
+    context: TunableModel, prompt: Ids, exchange: Exchange, *, digest: str, start: bytes
+) -> TuningState:
+    """Return the same state on all ranks: the checkpoint `start` of rank 0, or else a new state."""
     data = b""
     if exchange.rank == 0:
         found = unpack_state(start, job=digest)
         if found is None:
-            vectors = embed(context.model, prompt)
-            found = TuningState(Header(job=digest, iteration=0), vectors, vectors, {})
+            vectors = embed_tokens(context.model, prompt)
+            found = TuningState(CheckpointHeader(job=digest, iteration=0), vectors, vectors, {})
         data = pack_state(found)
-    state = unpack_state(exchange.share(data), job=digest)
+    state = unpack_state(exchange.broadcast(data), job=digest)
     if state is None:
         raise ConfigError("rank 0 did not share a checkpoint: do all ranks run the same version of Stoker?")
     return state
@@ -217,28 +227,28 @@ class _RankRun:
         self._job, self._tokenizer, self._rows = job, tokenizer, rows
         self._soft, self._exchange, self._clock = soft, exchange, clock
         self._report = report
-        self._optimizer = _optimizer(job, soft)
+        self._optimizer = _make_optimizer(job, soft)
         restore_optimizer(self._optimizer, state.optimizer)
         clock.add_earlier_seconds(state.header.spent_s)
         self._header = state.header
         self._best = state.best
         self._pace = IterationPace(evaluate_every=job.until.evaluate_every)
-        self._saved_at = time.monotonic()
+        self._checkpoint_at = time.monotonic()
         self._first_step_at = 0.0
-        self._leaving = False
+        self._is_evicted = False
         self._diverged = False
 
     @property
-    def _ended(self) -> bool:
+    def _is_finished(self) -> bool:
         return self._header.reached is not None or self._header.iteration >= self._job.until.iterations
 
-    def go(self, begun: Callable[[int], None] | None) -> None:
+    def train(self, begun: Callable[[int], None] | None) -> None:
         if not self._header.points:
             self._evaluate()
         if begun is not None:
             begun(self._header.iteration)
         warm = False
-        while not self._ended:
+        while not self._is_finished:
             began = time.perf_counter()
             loss, asked = self._step()
             if not math.isfinite(loss):
@@ -250,16 +260,16 @@ class _RankRun:
             iteration = self._header.iteration
             if iteration % self._job.until.evaluate_every == 0 or iteration == self._job.until.iterations:
                 self._evaluate()
-            if asked and not self._ended:
+            if asked and not self._is_finished:
                 raise Evicted(payloads.dumps(self._checkpoint(), what="checkpoint"))
-            self._report_progress(loss, self._checkpoint() if self._due() else b"")
+            self._report_progress(loss, self._checkpoint() if self._is_checkpoint_due() else b"")
 
-    def result(self) -> Tuned:
-        self._soft.place(self._best)
+    def make_result(self) -> Tuned:
+        self._soft.set_vectors(self._best)
         with self._clock.time(Part.EVALUATION):
             held_out = self._measure(self._rows.held_out)
         header, until = self._header, self._job.until
-        adapter, config = self._soft.files()
+        adapter, config = self._soft.adapter_files()
         spent_s = self._clock.spent_s()
         best = header.best or header.points[-1]
         reached = TuningEnd.ITERATIONS if header.reached is None else TuningEnd.REACHED
@@ -268,7 +278,7 @@ class _RankRun:
             end=TuningEnd.DIVERGED if self._diverged else reached, iterations=header.iteration,
             iterations_to_accuracy=header.reached, initial=self._job.prompt.initial,
             text=str(self._tokenizer.decode(nearest_tokens(self._soft.base, self._best))), best=best,
-            held_out=Point(best.iteration, held_out.value(until.metric), held_out.value(Metric.LOSS)),
+            held_out=EvaluationPoint(best.iteration, held_out.value(until.metric), held_out.value(Metric.LOSS)),
             points=header.points, devices=self._exchange.size, communication_share=communication_share(spent_s),
             spent_s=spent_s, adapter=adapter, adapter_config=config, first_step_at=self._first_step_at,
         )  # fmt: skip
@@ -279,13 +289,15 @@ class _RankRun:
             chosen = batch_indices(
                 self._header.iteration, batch=training.batch, count=len(self._rows.training), seed=training.seed
             )
-            rows = share([self._rows.training[index] for index in chosen], rank=exchange.rank, size=exchange.size)
+            rows = rows_of_rank(
+                [self._rows.training[index] for index in chosen], rank=exchange.rank, size=exchange.size
+            )
         with self._clock.time(Part.COMPUTE):
-            found, loss, tokens = gradient(soft, rows, micro_batch=training.micro_batch)
-            counted = torch.tensor([loss, tokens, self._leaving], dtype=torch.float64, device=found.device)
+            found, loss, tokens = compute_gradient(soft, rows, micro_batch=training.micro_batch)
+            counted = torch.tensor([loss, tokens, self._is_evicted], dtype=torch.float64, device=found.device)
             sums = torch.cat([found.flatten().double(), counted])
         with self._clock.time(Part.COMMUNICATION):
-            exchange.sum(sums)
+            exchange.sum_over_ranks(sums)
         with self._clock.time(Part.COMPUTE):
             loss, tokens, leaving = sums[-3:].tolist()
             soft.vectors.grad = (sums[:-3] / tokens).view_as(soft.vectors).to(soft.vectors.dtype)
@@ -300,7 +312,7 @@ class _RankRun:
         with self._clock.time(Part.EVALUATION):
             tally = self._measure(self._rows.evaluation)
         self._pace.evaluations_s.append(time.perf_counter() - began)
-        point = Point(self._header.iteration, tally.value(until.metric), tally.value(Metric.LOSS))
+        point = EvaluationPoint(self._header.iteration, tally.value(until.metric), tally.value(Metric.LOSS))
         reached = until.metric.reached(point.metric, until.reach)
         best = self._header.best
         if best is None or reached or _is_better_point(point, best, metric=until.metric):
@@ -312,43 +324,43 @@ class _RankRun:
 
     def _measure(self, rows: Sequence[EncodedSample]) -> MetricSums:
         exchange, job = self._exchange, self._job
-        mine = share(rows, rank=exchange.rank, size=exchange.size)
+        mine = rows_of_rank(rows, rank=exchange.rank, size=exchange.size)
         batch = job.training.micro_batch or job.training.batch
-        tally = measure(self._soft, mine, metric=job.until.metric, tokenizer=self._tokenizer, batch=batch)
-        sums = torch.tensor(tally.numbers(), dtype=torch.float64, device=self._soft.device)
-        return MetricSums.from_numbers(exchange.sum(sums).tolist())
+        tally = measure_prompt(self._soft, mine, metric=job.until.metric, tokenizer=self._tokenizer, batch=batch)
+        sums = torch.tensor(tally.to_numbers(), dtype=torch.float64, device=self._soft.device)
+        return MetricSums.from_numbers(exchange.sum_over_ranks(sums).tolist())
 
-    def _due(self) -> bool:
+    def _is_checkpoint_due(self) -> bool:
         every_s = self._job.training.checkpoint_every_s
         has_reader = self._exchange.rank == 0 and self._report is not None
-        return has_reader and time.monotonic() - self._saved_at >= every_s
+        return has_reader and time.monotonic() - self._checkpoint_at >= every_s
 
     def _checkpoint(self) -> bytes:
         with self._clock.time(Part.CHECKPOINTS):
             header = msgspec.structs.replace(self._header, spent_s=self._clock.spent_s())
             data = pack_state(TuningState(header, self._soft.vectors, self._best, optimizer_tensors(self._optimizer)))
-        self._saved_at = time.monotonic()
+        self._checkpoint_at = time.monotonic()
         return data
 
     def _report_progress(self, loss: float, checkpoint: bytes) -> None:
         if self._report is None:
             return
         done, most = self._header.iteration, self._job.until.iterations
-        left_s = 0.0 if self._ended else self._pace.left_s(most - done)
+        left_s = 0.0 if self._is_finished else self._pace.left_s(most - done)
         metric = self._header.points[-1].metric
         try:
             self._report(TuningProgress(done, most, loss, metric, left_s, checkpoint))
         except Evicted:
             # Do not stop yet: all ranks stop together after the next exchange, which announces the eviction.
-            self._leaving = True
+            self._is_evicted = True
 
 
-def _optimizer(job: Job, soft: SoftPrompt) -> torch.optim.Optimizer:
+def _make_optimizer(job: Job, soft: SoftPrompt) -> torch.optim.Optimizer:
     rate = job.training.learning_rate
     if job.training.optimizer is Optimizer.ADAMW:
         return torch.optim.AdamW([soft.vectors], lr=rate, weight_decay=0.0)
     return torch.optim.SGD([soft.vectors], lr=rate, momentum=0.9)
 
 
-def _is_better_point(point: Point, best: Point, *, metric: Metric) -> bool:
+def _is_better_point(point: EvaluationPoint, best: EvaluationPoint, *, metric: Metric) -> bool:
     return point.loss < best.loss if point.metric == best.metric else metric.better(point.metric, best.metric)

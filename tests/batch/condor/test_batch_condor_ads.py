@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
+from stoker.manager.factory.batch import BatchSystemError, SubmissionRefused
 from stoker.manager.factory.commands import CommandResult
-from stoker.manager.factory.condor import failure, in_short, warnings
+from stoker.manager.factory.condor import build_submission_error, find_warnings, short_failure_reason
 from stoker.manager.factory.condor_ads import (
-    Ad,
-    Verdict,
-    ended,
+    JobAd,
+    JobVerdict,
+    build_end_status,
     has_failed,
     has_no_matching_slot,
     job_id_of_ad,
-    judge,
+    judge_job,
     parse_job_ads,
     summarize_match_analysis,
 )
 from stoker.protocol.blocks import BlockPhase, LossReason
 
 
-def ad(status: int, *, for_s: int = 5, **more: Any) -> Ad:
+def ad(status: int, *, for_s: int = 5, **more: Any) -> JobAd:
     return {
         "ClusterId": 12,
         "ProcId": 0,
@@ -35,7 +35,7 @@ def ad(status: int, *, for_s: int = 5, **more: Any) -> Ad:
     }
 
 
-def told(verdict: Verdict) -> tuple[BlockPhase, str]:
+def told(verdict: JobVerdict) -> tuple[BlockPhase, str]:
     return verdict.status.phase, verdict.status.reason
 
 
@@ -54,8 +54,8 @@ def told(verdict: Verdict) -> tuple[BlockPhase, str]:
         (ad(5, HoldReason="no\n such file", HoldReasonCode=13), BlockPhase.PENDING, "held: no such file"),
     ],
 )
-def test_state_of_a_queued_job_is_read_from_its_ad(job: Ad, phase: BlockPhase, reason: str) -> None:
-    verdict = judge(job)
+def test_state_of_a_queued_job_is_read_from_its_ad(job: JobAd, phase: BlockPhase, reason: str) -> None:
+    verdict = judge_job(job)
     assert told(verdict) == (phase, reason)
     assert not verdict.remove
 
@@ -77,31 +77,33 @@ def test_evicted_job_counts_as_ended_with_the_eviction_reason(
         1, LastJobStatus=2, NumJobStarts=1, LastRemoteHost="slot1@n1",
         VacateReason="why", VacateReasonCode=code, VacateReasonSubCode=subcode,
     )  # fmt: skip
-    verdict = judge(job)
+    verdict = judge_job(job)
     assert told(verdict) == (BlockPhase.ENDED, reason)
     assert (verdict.status.loss, verdict.remove, verdict.force) == (loss, True, False)
 
 
-def evicted(code: int, **more: Any) -> Ad:
+def evicted(code: int, **more: Any) -> JobAd:
     """Return an idle job that left its machine, before or after a shadow recorded its start."""
     return ad(1, LastJobStatus=2, NumJobStarts=0, LastRemoteHost="slot1@n1", VacateReasonCode=code, **more)
 
 
 @pytest.mark.parametrize("code", [1011, 1022, 1002, 1008])
 def test_eviction_is_detected_before_the_shadow_logs_the_start(code: int) -> None:
-    verdict = judge(evicted(code))
+    verdict = judge_job(evicted(code))
     assert (verdict.status.phase, verdict.remove) == (BlockPhase.ENDED, True)
 
 
 @pytest.mark.parametrize("code", [1003, 1006, 1026, 1032, 1036])
 def test_refusal_by_a_slot_ends_a_job_only_if_the_job_ran(code: int) -> None:
-    assert judge(evicted(code)).status.phase is BlockPhase.PENDING
-    assert judge(evicted(code), ran=True).status.phase is BlockPhase.ENDED
+    assert judge_job(evicted(code)).status.phase is BlockPhase.PENDING
+    assert judge_job(evicted(code), has_run=True).status.phase is BlockPhase.ENDED
 
 
 @pytest.mark.parametrize("status", [1, 2])
 def test_released_job_still_reports_its_last_hold(status: int) -> None:
-    look = judge(ad(status, LastHoldReason=_OVER, LastHoldReasonCode=34, LastHoldReasonSubCode=102, NumHolds=3)).status
+    look = judge_job(
+        ad(status, LastHoldReason=_OVER, LastHoldReasonCode=34, LastHoldReasonSubCode=102, NumHolds=3)
+    ).status
     assert (look.cause, look.holds) == ("memory", 3)
     assert look.advice.endswith("raise [provider] memory in the site file")
 
@@ -134,29 +136,29 @@ def test_hold_reports_its_cause_and_advice(
         5, HoldReason=why, HoldReasonCode=code, HoldReasonSubCode=subcode, NumJobStarts=1,
         RequestMemory=3072, ResidentSetSize_RAW=3400 * 1024,
     )  # fmt: skip
-    look = judge(job).status
+    look = judge_job(job).status
     assert (look.reason, look.loss, look.cause, look.advice) == (f"held: {why}", loss, cause, advice)
 
 
 def test_hold_of_a_job_that_never_ran_is_not_counted_as_a_loss() -> None:
-    assert judge(ad(5, HoldReason="no such file", HoldReasonCode=13)).status.loss is None
+    assert judge_job(ad(5, HoldReason="no such file", HoldReasonCode=13)).status.loss is None
 
 
 def test_hold_over_the_time_limit_ends_the_job() -> None:
-    verdict = judge(ad(5, HoldReason="out of disk", HoldReasonCode=34, for_s=121))
+    verdict = judge_job(ad(5, HoldReason="out of disk", HoldReasonCode=34, for_s=121))
     assert told(verdict) == (BlockPhase.ENDED, "held: out of disk")
     assert (verdict.remove, verdict.force) == (True, False)
 
 
 @pytest.mark.parametrize("code", [1, 16])
 def test_holds_by_the_owner_or_for_files_have_no_time_limit(code: int) -> None:
-    verdict = judge(ad(5, HoldReason="via condor_hold (by user ana)", HoldReasonCode=code, for_s=99_999))
+    verdict = judge_job(ad(5, HoldReason="via condor_hold (by user ana)", HoldReasonCode=code, for_s=99_999))
     assert told(verdict) == (BlockPhase.PENDING, "held: via condor_hold (by user ana)")
     assert not verdict.remove
 
 
 def test_job_whose_removal_hangs_is_removed_by_force() -> None:
-    verdict = judge(ad(3, RemoteHost="slot1_1@n1", for_s=121))
+    verdict = judge_job(ad(3, RemoteHost="slot1_1@n1", for_s=121))
     assert told(verdict) == (BlockPhase.ENDED, "is being removed; slot1_1@n1 does not answer")
     assert (verdict.remove, verdict.force) == (True, True)
 
@@ -189,8 +191,8 @@ def test_job_whose_removal_hangs_is_removed_by_force() -> None:
         ),
     ],
 )  # fmt: skip
-def test_ended_job_reports_the_reason_of_its_end(job: Ad, reason: str, failed: bool) -> None:
-    look = ended(job)
+def test_ended_job_reports_the_reason_of_its_end(job: JobAd, reason: str, failed: bool) -> None:
+    look = build_end_status(job)
     assert (look.phase, look.reason) == (BlockPhase.ENDED, reason)
     assert has_failed(job) is failed
     losses = {"removed": LossReason.CANCELLED, "out of": LossReason.WALLTIME, "held by": LossReason.HELD}
@@ -200,7 +202,7 @@ def test_ended_job_reports_the_reason_of_its_end(job: Ad, reason: str, failed: b
 @pytest.mark.parametrize("prefix", ["", "Last"])
 def test_held_job_that_the_pool_removed_reports_its_hold(prefix: str) -> None:
     hold = {f"{prefix}HoldReason": _OVER, f"{prefix}HoldReasonCode": 34, f"{prefix}HoldReasonSubCode": 102}
-    look = ended(ad(3, LastJobStatus=5, NumHolds=2, RemoveReason="SYSTEM_PERIODIC_REMOVE", **hold))
+    look = build_end_status(ad(3, LastJobStatus=5, NumHolds=2, RemoveReason="SYSTEM_PERIODIC_REMOVE", **hold))
     assert (look.loss, look.cause, look.holds) == (LossReason.OUT_OF_MEMORY, "memory", 2)
     assert look.advice.endswith("raise [provider] memory in the site file")
 
@@ -334,11 +336,11 @@ def test_unsuitable_slots_are_reported_with_reasons(text: str, told: str) -> Non
 @pytest.mark.parametrize(
     ("words", "kind", "told"),
     [
-        ("ERROR: Can't find address of local schedd", BatchTrouble, "Can't find address of local schedd"),
-        ("ERROR: Failed to connect to local queue manager; AUTHENTICATE:1003", BatchTrouble, "Failed to connect"),
+        ("ERROR: Can't find address of local schedd", BatchSystemError, "Can't find address of local schedd"),
+        ("ERROR: Failed to connect to local queue manager; AUTHENTICATE:1003", BatchSystemError, "Failed to connect"),
         (
             "ERROR: Failed to connect to local queue manager; CEDAR:6001:Failed to connect to <127.0.0.1:38977>",
-            BatchTrouble,
+            BatchSystemError,
             "^Failed to connect to local",
         ),
         (
@@ -346,18 +348,18 @@ def test_unsuitable_slots_are_reported_with_reasons(text: str, told: str) -> Non
             SubmissionRefused,
             r"Failed to parse command file \(line 5\)",
         ),
-        ("ERROR: Failed to commit job submission into the queue.", BatchTrouble, "Failed to commit"),
-        ("SECMAN:2007:Failed to end classad message.", BatchTrouble, "SECMAN:2007"),
-        ("SECMAN:2011:Connection closed during command authorization.", BatchTrouble, "SECMAN:2011"),
+        ("ERROR: Failed to commit job submission into the queue.", BatchSystemError, "Failed to commit"),
+        ("SECMAN:2007:Failed to end classad message.", BatchSystemError, "SECMAN:2007"),
+        ("SECMAN:2011:Connection closed during command authorization.", BatchSystemError, "SECMAN:2011"),
         (
             "ERROR: Failed to commit job submission into the queue.; ERROR: Submissions need +ProjectName",
             SubmissionRefused,
             "^Submissions need",
         ),
-        ("ERROR: MAX_JOBS_SUBMITTED exceeded. Current=9, Limit=9", BatchTrouble, "^MAX_JOBS"),
+        ("ERROR: MAX_JOBS_SUBMITTED exceeded. Current=9, Limit=9", BatchSystemError, "^MAX_JOBS"),
         (
             "ERROR: Failed to create proc; Number of submitted jobs would exceed MAX_JOBS_PER_OWNER",
-            BatchTrouble,
+            BatchSystemError,
             "MAX_JOBS_PER_OWNER",
         ),
         ("ERROR: I don't know about the 'none' universe.", SubmissionRefused, "^I don't know"),
@@ -365,7 +367,7 @@ def test_unsuitable_slots_are_reported_with_reasons(text: str, told: str) -> Non
     ],
 )
 def test_error_of_condor_submit_is_classified(words: str, kind: type[Exception], told: str) -> None:
-    error = failure(words)
+    error = build_submission_error(words)
     assert type(error) is kind
     assert re.search(told, str(error))
 
@@ -405,7 +407,7 @@ CEDAR:6001:Failed to connect to <127.0.0.1:38977?addrs=127.0.0.1-38977&alias=sub
     ],
 )
 def test_unreachable_schedd_in_condor_q_output_is_recognized(err: str, told: str) -> None:
-    assert in_short(CommandResult(1, "", err)) == told
+    assert short_failure_reason(CommandResult(1, "", err)) == told
 
 
 @pytest.mark.parametrize(
@@ -424,7 +426,7 @@ def test_unreachable_schedd_in_condor_q_output_is_recognized(err: str, told: str
     ],
 )
 def test_warning_of_condor_submit_is_recognized(err: str, told: list[str]) -> None:
-    assert warnings(err) == told
+    assert find_warnings(err) == told
 
 
 def test_ads_are_parsed_as_condor_q_prints_them() -> None:
@@ -440,5 +442,5 @@ def test_ads_are_parsed_as_condor_q_prints_them() -> None:
     "text", ["-- Schedd: submit.pool", '{"ClusterId": 1}', "[1]", '[{"ProcId": 0}]', '[{"ClusterId": 7']
 )
 def test_malformed_condor_q_output_raises_batch_trouble(text: str) -> None:
-    with pytest.raises(BatchTrouble, match="condor_q printed"):
+    with pytest.raises(BatchSystemError, match="condor_q printed"):
         parse_job_ads(text, command="condor_q")

@@ -9,7 +9,12 @@ import pytest
 
 from stoker.config import Site, parse_site
 from stoker.manager.factory.batch import SubmissionRefused
-from stoker.manager.factory.condor_description import describe, gpu_expression, of_session, script
+from stoker.manager.factory.condor_description import (
+    gpu_type_expression,
+    render_description,
+    render_script,
+    session_constraint,
+)
 
 SITE = """
 name = "pool"
@@ -45,7 +50,7 @@ def ad_of(bindings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
 
 def test_submit_description_requests_what_the_site_sets(ad_of: Any) -> None:
     given = 'gpus = "a10:2"\ncores = 6\nmemory = "10 GB"\naccount = "group_physics"\nrequirements = \'Machine != "n3"\''
-    ad = ad_of(describe(site(given, pilot='cache_size = "1 GB"'), session="k3v9", block="b7"))
+    ad = ad_of(render_description(site(given, pilot='cache_size = "1 GB"'), session="k3v9", block="b7"))
     assert [ad.eval(f"Request{what}") for what in ("GPUs", "Cpus", "Memory", "Disk")] == [2, 6, 9537, 976563]
     assert ad["AccountingGroup"].startswith("group_physics")
     assert 'Machine != "n3"' in str(ad.lookup("Requirements"))
@@ -61,7 +66,7 @@ def test_submit_description_requests_what_the_site_sets(ad_of: Any) -> None:
 
 
 def test_settings_missing_in_the_site_are_left_to_the_pool(ad_of: Any) -> None:
-    text = describe(site(pilot='scratch = "/scratch"'), session="k3v9", block="b7")
+    text = render_description(site(pilot='scratch = "/scratch"'), session="k3v9", block="b7")
     assert "require" not in text
     ad = ad_of(text)
     assert "RequestGPUs" not in ad
@@ -70,10 +75,12 @@ def test_settings_missing_in_the_site_are_left_to_the_pool(ad_of: Any) -> None:
 
 
 def test_files_are_sent_only_if_shared_files_is_false(ad_of: Any) -> None:
-    ad = ad_of(describe(site(), session="k3v9", block="b7"))
+    ad = ad_of(render_description(site(), session="k3v9", block="b7"))
     assert (ad["ShouldTransferFiles"], ad["TransferOutput"]) == ("IF_NEEDED", "")
     bare = parse_site(f'{SITE}shared_files = false\n[environment]\nkind = "packed"\n', file="pool.toml")
-    ad = ad_of(describe(bare, session="k3v9", block="b7", files=["../session.json", "../keys/pilot key.json"]))
+    ad = ad_of(
+        render_description(bare, session="k3v9", block="b7", files=["../session.json", "../keys/pilot key.json"])
+    )
     assert (ad["ShouldTransferFiles"], ad["TransferOutput"]) == ("YES", "")
     assert [name.strip() for name in ad["TransferInput"].split(",")] == ["../session.json", "../keys/pilot key.json"]
 
@@ -81,19 +88,19 @@ def test_files_are_sent_only_if_shared_files_is_false(ad_of: Any) -> None:
 @pytest.mark.parametrize("name", ["a,b", "a\nb", " a", "b "])
 def test_file_that_cannot_be_transferred_is_refused(name: str) -> None:
     with pytest.raises(SubmissionRefused, match="HTCondor cannot transfer"):
-        describe(site(), session="k3v9", block="b7", files=[name])
+        render_description(site(), session="k3v9", block="b7", files=[name])
 
 
 def test_condor_options_precede_stokers_own_lines(ad_of: Any) -> None:
     given = "options = ['+ProjectName = \"stoker\"', 'request_disk = 5', '+StokerBlock = \"b8\"', 'priority = 3']"
-    ad = ad_of(describe(site(given), session="k3v9", block="b7"))
+    ad = ad_of(render_description(site(given), session="k3v9", block="b7"))
     assert (ad["ProjectName"], ad.eval("RequestDisk"), ad["JobPrio"], ad["StokerBlock"]) == ("stoker", 5, 3, "b7")
 
 
 @pytest.mark.parametrize("line", ["queue 5", " Queue", "queue in (a b)"])
 def test_second_queue_statement_is_refused(line: str) -> None:
     with pytest.raises(SubmissionRefused, match="one job per block"):
-        describe(site(f"options = ['{line}']"), session="k3v9", block="b7")
+        render_description(site(f"options = ['{line}']"), session="k3v9", block="b7")
 
 
 @pytest.mark.parametrize(
@@ -109,9 +116,9 @@ def test_second_queue_statement_is_refused(line: str) -> None:
 def test_gpu_type_matches_a_word_of_the_device_name(ad_of: Any, kind: str, yes: list[str], no: list[str]) -> None:
     import classad
 
-    ad = ad_of(describe(site(f'gpus = "{kind}:1"'), session="k3v9", block="b7"))
+    ad = ad_of(render_description(site(f'gpus = "{kind}:1"'), session="k3v9", block="b7"))
     wanted = ad.lookup("RequireGPUs")
-    assert str(wanted) == str(classad.ExprTree(gpu_expression(kind)))
+    assert str(wanted) == str(classad.ExprTree(gpu_type_expression(kind)))
     fits = {name: wanted.eval(classad.ClassAd({"DeviceName": name})) for name in yes + no}
     assert fits == {**dict.fromkeys(yes, True), **dict.fromkeys(no, False)}
 
@@ -134,7 +141,7 @@ def test_gpu_type_matches_a_word_of_the_device_name(ad_of: Any, kind: str, yes: 
 def test_job_is_removed_after_its_walltime_or_a_long_hold(ad_of: Any, state: str, removed: bool) -> None:
     import classad
 
-    ad = ad_of(describe(site(), session="k3v9", block="b7"))
+    ad = ad_of(render_description(site(), session="k3v9", block="b7"))
     later = classad.ClassAd(f"[ {state} ]")
     for name in later.keys():  # noqa: SIM118
         ad[name] = later.lookup(name)
@@ -144,13 +151,13 @@ def test_job_is_removed_after_its_walltime_or_a_long_hold(ad_of: Any, state: str
 def test_jobs_of_other_sessions_are_ignored(ad_of: Any) -> None:
     import classad
 
-    mine = classad.ExprTree(of_session("k3v9"))
-    assert mine.eval(ad_of(describe(site(), session="k3v9", block="b7"))) is True
+    mine = classad.ExprTree(session_constraint("k3v9"))
+    assert mine.eval(ad_of(render_description(site(), session="k3v9", block="b7"))) is True
     assert mine.eval(classad.ClassAd({"StokerSession": "zzzz", "StokerSource": "pool"})) is False
     assert mine.eval(classad.ClassAd({"Owner": "ana"})) is classad.Value.Undefined
 
 
 def test_submitted_script_execs_the_pilot() -> None:
-    text = script(site("worker_init = 'module load cuda'"), command="python -m pilot --session '/a b'")
+    text = render_script(site("worker_init = 'module load cuda'"), command="python -m pilot --session '/a b'")
     assert text.startswith("#!/bin/bash\nexport PATH HOME\n")
     assert text.endswith("/etc/profile\nmodule load cuda\nexec python -m pilot --session '/a b'\n")

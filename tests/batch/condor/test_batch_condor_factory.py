@@ -11,7 +11,7 @@ from factory.manager_end import ManagerEnd
 from live.peers import key_pair
 
 from stoker.config import parse_site, write_sites
-from stoker.manager.factory.factory import Ending
+from stoker.manager.factory.factory import FactoryEnd
 from stoker.protocol import to_client
 from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.protocol.ids import BlockId
@@ -39,7 +39,7 @@ python = "{python}"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SessionFolder:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     folder = SessionFolder(tmp_path / "session")
-    folder.make()
+    folder.create_folders()
     for role in ("server", "client", "pilot"):
         folder.write_key(role, key_pair())
     write_site(folder)
@@ -74,7 +74,7 @@ def test_blocks_are_submitted_watched_and_cancelled(pool: Pool, manager: Manager
     pool.wait(other, 3)
     processes = manager.until(lambda: pool.processes(job), what="the processes of a job")
     manager.tell(to_client.SessionOver("the program is done"))
-    assert manager.ended(factory) == Ending.OVER
+    assert manager.ended(factory) == FactoryEnd.OVER
     assert pool.queued() == []
     assert not any(process.is_running() for process in processes)
 

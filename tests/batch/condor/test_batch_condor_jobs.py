@@ -15,7 +15,7 @@ from polling import PATIENCE_S, polls
 from stoker.config import parse_site
 from stoker.manager.cli import surroundings
 from stoker.manager.factory import condor, condor_description
-from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused
+from stoker.manager.factory.batch import BatchJobStatus, BatchSystemError, SubmissionRefused
 from stoker.manager.factory.condor import CondorBatch
 from stoker.pilot.devices import cpu, gpu
 from stoker.protocol.blocks import AllowedNodes, BlockPhase, LossReason
@@ -111,7 +111,7 @@ def test_pilot_finds_gpus_by_the_uuids_that_htcondor_grants(tmp_path: Path, monk
     nvml = standin.load()
     granted = {"GPU-bbbb0002": ["GPU-bbbb0002-77aa"], "GPU-bbbb0002,GPU-aaaa0001": list(there)[::-1], "10000": []}
     for value, expected in granted.items():
-        found = gpu.find({"CUDA_VISIBLE_DEVICES": value}, nvml=nvml)
+        found = gpu.find_gpus({"CUDA_VISIBLE_DEVICES": value}, nvml=nvml)
         assert [device.uuid for device in found.offered] == expected
         assert bool(found.lacks) is not bool(expected)
 
@@ -120,18 +120,18 @@ def test_pilot_uses_only_the_cores_and_memory_of_its_slot(tmp_path: Path) -> Non
     ad = tmp_path / ".machine.ad"
     ad.write_text('Name = "slot1_1@n1"\nCpus = 1\nTotalCpus = 64.0\nTotalMemory = 9999999\nMemory = 100\n')
     environ = {"_CONDOR_MACHINE_AD": str(ad)}
-    assert len(cpu.cores(environ)) == 1
-    assert cpu.memory_bytes(environ) == 100 * 2**20
+    assert len(cpu.find_usable_cores(environ)) == 1
+    assert cpu.usable_memory_bytes(environ) == 100 * 2**20
     ad.unlink()
-    assert cpu.cores(environ) == cpu.cores({})
-    assert cpu.memory_bytes(environ) == cpu.memory_bytes({})
+    assert cpu.find_usable_cores(environ) == cpu.find_usable_cores({})
+    assert cpu.usable_memory_bytes(environ) == cpu.usable_memory_bytes({})
 
 
 def test_pilots_in_neighbouring_slots_share_no_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
     (tmp_path / "ad").write_text("Cpus = 3\n")
     slots = [{"_CONDOR_MACHINE_AD": str(tmp_path / "ad"), "_CONDOR_SLOT": f"slot1_{number}"} for number in (1, 2, 3)]
-    assert [cpu.cores(environ) for environ in slots] == [(0, 1, 2), (3, 4, 5), (0, 6, 7)]
+    assert [cpu.find_usable_cores(environ) for environ in slots] == [(0, 1, 2), (3, 4, 5), (0, 6, 7)]
 
 
 def test_evicted_job_counts_as_ended_and_is_removed_from_the_queue(
@@ -148,7 +148,7 @@ def test_evicted_job_counts_as_ended_and_is_removed_from_the_queue(
 
 
 def test_slots_are_found_if_startd_ads_describe_daemons(pool: Pool) -> None:
-    found = surroundings.parse_condor_nodes(pool.run(*surroundings._NODES).stdout)
+    found = surroundings.parse_condor_nodes(pool.run(*surroundings._CONDOR_NODES_COMMAND).stdout)
     assert sorted((node.cores, node.memory_bytes, node.gpus) for node in found) == [
         (8, 32_000 * 1024**2, gpus) for gpus in (0, 0, 1, 2)
     ]
@@ -159,7 +159,7 @@ def test_pool_without_a_negotiator_is_reported(
     make_pool: Callable[..., Pool], submit: Callable[..., CondorBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = make_pool(machine("n1"), match_s=9999)
-    monkeypatch.setattr(condor, "_UNSEEN_S", 0.0)
+    monkeypatch.setattr(condor, "_NEGOTIATION_WAIT_S", 0.0)
     batch = submit()
     job = batch.submit(B7)
     assert look(batch, job).reason == "idle", "the pool has a negotiator, which takes its time"
@@ -263,7 +263,7 @@ def test_cancelled_job_of_a_lost_machine_is_removed_by_force(
     seen(batch, job, RUNNING)
     pool.lose("n1")
     batch.cancel([job])
-    assert look(batch, job) == BatchJobStatus(RUNNING, "is being removed", leaving=True)
+    assert look(batch, job) == BatchJobStatus(RUNNING, "is being removed", is_being_cancelled=True)
     assert batch.find() == {job: B7}, "the job has not ended yet"
     pool.change(job, EnteredCurrentStatus=pool.ad(job)["EnteredCurrentStatus"] - 200)
     assert "does not answer" in look(batch, job).reason
@@ -275,13 +275,13 @@ def test_jobs_are_found_again_after_an_outage_of_the_schedd(own_pool: Pool, subm
     job = batch.submit(B7)
     seen(batch, job, RUNNING)
     pool.stop_schedd()
-    with pytest.raises(BatchTrouble, match=r"condor_q: .*Failed to connect to"):
+    with pytest.raises(BatchSystemError, match=r"condor_q: .*Failed to connect to"):
         batch.query([job])
-    with pytest.raises(BatchTrouble, match="Failed to connect to local queue manager"):
+    with pytest.raises(BatchSystemError, match="Failed to connect to local queue manager"):
         batch.submit(BlockId("b8"))
-    with pytest.raises(BatchTrouble, match=r"condor_rm: .*Failed to connect to schedd"):
+    with pytest.raises(BatchSystemError, match=r"condor_rm: .*Failed to connect to schedd"):
         batch.cancel([job])
-    with pytest.raises(BatchTrouble, match="condor_q"):
+    with pytest.raises(BatchSystemError, match="condor_q"):
         batch.find()
     pool.start_schedd()
     assert look(batch, job).phase is RUNNING
@@ -339,7 +339,7 @@ def test_dry_run_shows_the_submitted_description(
     settings = "gpus = \"a10:1\"\nworker_init = 'echo begun'"
     submit(settings, command="true").submit(B7)
     site = parse_site(SITE + settings, file="pool.toml")
-    shown = condor_description.render(site, session="k3v9", block="b7", command="true")
+    shown = condor_description.render_description_and_script(site, session="k3v9", block="b7", command="true")
     for suffix in (".sub", ".sh"):
         assert output(tmp_path, suffix) in shown
 
@@ -357,7 +357,7 @@ def test_missing_condor_commands_raise_batch_trouble(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     batch = submit()
-    with pytest.raises(BatchTrouble, match="condor_q"):
+    with pytest.raises(BatchSystemError, match="condor_q"):
         batch.find()
 
 
@@ -379,6 +379,6 @@ def test_condor_history_is_not_queried_again_after_a_timeout(
 ) -> None:
     (own_pool.bin / "condor_history").write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\nexec sleep 300\n")
     batch = submit("command_limit = '3 s'")
-    assert look(batch, "999.0").absent
-    assert look(batch, "999.0").absent
+    assert look(batch, "999.0").is_unlisted
+    assert look(batch, "999.0").is_unlisted
     assert (tmp_path / "asked").read_text() == "asked\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from batch.condor.machines import machine
-from batch.test_batch_site_suite import NOT_TRIED, prove
+from batch.test_batch_site_suite import prove
 from environment.small import SmallEnvironment
 from faults.world import until
 
@@ -203,8 +203,7 @@ def test_machines_without_a_shared_file_system_receive_all_files(pool, world, sm
 def test_doctor_tests_of_a_site_pass_on_htcondor(make_pool, world):
     make_pool(machine("n1"), machine("n2"))
     site = write_site(world.path, provider='memory = "1 GB"')
-    page = prove(site, world.home)
-    verdicts = {each["title"]: each["verdict"] for each in page["promises"]}
-    one_device = {"a context over two devices holds both"}
-    assert {title for title, verdict in verdicts.items() if verdict != "holds"} == NOT_TRIED | one_device, page
-    assert set(verdicts.values()) == {"holds", "not tried"}, page
+    # test_batch_site_suite runs all promises. These depend on the batch system.
+    page = prove(site, world.home, "-k", "test_start or test_pairs or test_walltime")
+    assert len(page["promises"]) == 7, page
+    assert {each["verdict"] for each in page["promises"]} == {"holds"}, page

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 from kubernetes import client
 
-from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
-from stoker.manager.factory.batches import make_batch
+from stoker.manager.factory.batch import BatchSystemError, SubmissionRefused
+from stoker.manager.factory.batches import open_batch_system
 from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Provider, ProviderKind, Site
 
@@ -22,7 +22,7 @@ site = Site(
         walltime_s=Duration(5400.0),
     ),
 )
-batch = make_batch(site, session="k3v9", folder=SessionFolder(Path(sys.argv[1])))
+batch = open_batch_system(site, session="k3v9", folder=SessionFolder(Path(sys.argv[1])))
 
 
 def look(job):
@@ -63,7 +63,7 @@ for error in (
     client.TROUBLE[:] = [error]
     try:
         batch.submit("b9")
-    except (BatchTrouble, SubmissionRefused) as caught:
+    except (BatchSystemError, SubmissionRefused) as caught:
         said[str(caught)] = type(caught).__name__
 said["time limits"] = sorted(client.LIMITS)
 print(json.dumps(said))

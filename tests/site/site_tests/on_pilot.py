@@ -42,12 +42,12 @@ class Whereabouts(NamedTuple):
 
 def whereabouts(_context: Any = None) -> Whereabouts:
     """Return where this call runs. `pilot` is 0 if the library has no pilot of Stoker as ancestor."""
-    pilot = _pilot()
+    pilot = _find_pilot_process()
     process, began = (pilot.pid, pilot.create_time()) if pilot else (0, 0.0)
     return Whereabouts(socket.gethostname(), process, began, os.getpid(), os.environ.get("PARSL_WORKER_BLOCK_ID", ""))
 
 
-def _pilot() -> psutil.Process | None:
+def _find_pilot_process() -> psutil.Process | None:
     above = [each for each in psutil.Process().parents() if _PILOT in each.cmdline()]
     return above[-1] if above else None
 
@@ -141,12 +141,12 @@ class SeenDevice(NamedTuple):
 
 def seen_device(_loaded: Any) -> SeenDevice:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    said = _nvml_words(visible.partition(",")[0]) if visible else ""
-    count = _torch_gpus() if visible else -1
+    said = _describe_gpu(visible.partition(",")[0]) if visible else ""
+    count = _count_torch_gpus() if visible else -1
     return SeenDevice(stoker.device(), visible, said, count, len(os.sched_getaffinity(0)))
 
 
-def _torch_gpus() -> int:
+def _count_torch_gpus() -> int:
     try:
         import torch
     except Exception:  # torch is optional on a pilot
@@ -157,7 +157,7 @@ def _torch_gpus() -> int:
 _MODES = {0: "shared", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}
 
 
-def _nvml_words(name: str) -> str:
+def _describe_gpu(name: str) -> str:
     """Return NVML's name, mode and used memory (`NVIDIA A10, EXCLUSIVE_PROCESS`, `MIG 1g.5gb, a MIG part`), or the NVML
     error.
     """
@@ -174,15 +174,15 @@ def _nvml_words(name: str) -> str:
         return f"{kind}, a MIG part"
     try:
         mode = _MODES.get(pynvml.nvmlDeviceGetComputeMode(handle), "another mode")
-        return f"{kind}, {mode}{_held_by_others(handle)}"
+        return f"{kind}, {mode}{_describe_memory_of_others(handle)}"
     except Exception:
         return str(kind)
 
 
-def _held_by_others(handle: Any) -> str:
+def _describe_memory_of_others(handle: Any) -> str:
     import pynvml
 
-    pilot = _pilot()
+    pilot = _find_pilot_process()
     ours = {os.getpid(), *(each.pid for each in (pilot.children(recursive=True) if pilot is not None else []))}
     holders = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     held = sum(each.usedGpuMemory or 0 for each in holders if each.pid not in ours)

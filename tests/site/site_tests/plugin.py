@@ -15,9 +15,9 @@ import pytest
 
 from stoker.contexts import state_folder
 from stoker.errors import StokerError
-from stoker.manager.cli.site_suite import PromiseVerdict, SiteReport, TriedPromise, line_of, render
-from stoker.site_tests.promise import BrokenPromiseError, limited, promise_of
-from stoker.site_tests.subject import Subject, importable
+from stoker.manager.cli.site_suite import PromiseVerdict, SiteReport, TriedPromise, format_promise, render_report
+from stoker.site_tests.promise import BrokenPromiseError, limit_duration, promise_of
+from stoker.site_tests.subject import Subject, add_to_import_path
 from stoker.units import parse_seconds
 from stoker.whole_files import write_whole
 
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         folder.mkdir(parents=True)
     except (StokerError, OSError) as error:
         raise pytest.UsageError(str(error)) from None
-    importable(folder)
+    add_to_import_path(folder)
     config.stash[_RUN] = Run(subject, config)
 
 
@@ -87,7 +87,7 @@ class Run:
     def tell(self, node: str, told: TriedPromise) -> None:
         self.told[node] = told
         self.write()
-        for line in line_of(told):
+        for line in format_promise(told):
             self.say(line)
 
     def write(self) -> None:
@@ -138,7 +138,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         pytest.skip("no pilot started")
     run.say(f"  ...   {promise.title}")
     queued_s = run.subject.wait_s if promise.queues else 0.0
-    with limited(promise.limit_s + queued_s):
+    with limit_duration(promise.limit_s + queued_s):
         return (yield)
 
 
@@ -148,11 +148,11 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if _is_ours(item) and (report.when == "call" or not report.passed):
-        item.config.stash[_RUN].tell(item.nodeid, _told(item, call, report))
+        item.config.stash[_RUN].tell(item.nodeid, _make_verdict(item, call, report))
     return report
 
 
-def _told(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> TriedPromise:
+def _make_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> TriedPromise:
     promise, subject = promise_of(item), item.config.stash[_RUN].subject
     if report.passed:
         return TriedPromise(promise.title, PromiseVerdict.HOLDS, call.duration)
@@ -172,5 +172,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if config.getoption("collectonly") or config.getoption("site_progress"):
         return
     terminalreporter.section("site")
-    for line in render(config.stash[_RUN].report()):
+    for line in render_report(config.stash[_RUN].report()):
         terminalreporter.write_line(line)

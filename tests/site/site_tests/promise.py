@@ -54,7 +54,7 @@ def not_tried(reason: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def limited(limit_s: float) -> Iterator[None]:
+def limit_duration(limit_s: float) -> Iterator[None]:
     def expire(_number: int, _frame: FrameType | None) -> None:
         raise TooLongError(f"it did not end within {show_seconds(limit_s)}")
 

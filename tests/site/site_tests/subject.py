@@ -88,39 +88,39 @@ class Subject:
 
     def main(self) -> Session:
         """Return a session that has the unchanged site file and a pilot. The test fails if no pilot starts."""
-        return self._enter("main", self._variant(2 if not self.is_local else 1), pilots=1)
+        return self._enter_session("main", self._make_site_variant(2 if not self.is_local else 1), pilots=1)
 
     def pair(self) -> Session:
-        self.needs_own_pilots("it has one pilot, which TaskVine's workers serve")
+        self.skip_without_own_pilots("it has one pilot, which TaskVine's workers serve")
         if not self.is_local:
-            return self._enter("main", self._variant(2), pilots=2)
+            return self._enter_session("main", self._make_site_variant(2), pilots=2)
         scratch = shlex.quote(str(self.folder / "scratch"))
         own_cache = f"export STOKER_SCRATCH={scratch}/$$; mkdir -p $STOKER_SCRATCH"
-        return self._enter("pair", self._variant(2, devices="cpu:1", init=own_cache), pilots=2)
+        return self._enter_session("pair", self._make_site_variant(2, devices="cpu:1", init=own_cache), pilots=2)
 
     def short(self) -> tuple[Session, float]:
-        self.needs_own_pilots("its factory replaces workers by itself")
+        self.skip_without_own_pilots("its factory replaces workers by itself")
         if self.is_local:
             init = f"export PBS_WALLTIME={_LOCAL_WALLTIME_S}"
-            site = self._variant(1, devices="cpu:1", init=init)
-            return self._enter("short", site, pilots=1), _LOCAL_WALLTIME_S
-        return self._enter("short", self._variant(1, walltime_s=SHORTEST_S), pilots=1), SHORTEST_S
+            site = self._make_site_variant(1, devices="cpu:1", init=init)
+            return self._enter_session("short", site, pilots=1), _LOCAL_WALLTIME_S
+        return self._enter_session("short", self._make_site_variant(1, walltime_s=SHORTEST_S), pilots=1), SHORTEST_S
 
     def close(self) -> None:
         session, self._session, self._name = self._session, None, ""
         if session is not None:
             session.stop()
 
-    def retire(self) -> None:
+    def end_session_before_next_test(self) -> None:
         """Let the next test start another session: a lost local pilot is replaced only after a pause."""
         if self.is_local:
             self._name = ""
 
-    def needs_own_pilots(self, why: str) -> None:
+    def skip_without_own_pilots(self, why: str) -> None:
         if self.site.engine is Engine.TASKVINE:
             not_tried(f'engine = "taskvine": {why}')
 
-    def _variant(self, blocks: int, *, devices: str = "", init: str = "", walltime_s: float = 0.0) -> Site:
+    def _make_site_variant(self, blocks: int, *, devices: str = "", init: str = "", walltime_s: float = 0.0) -> Site:
         site, replace = self.site, msgspec.structs.replace
         lines = [site.provider.worker_init, f"export {VARIABLE}=travels", init]
         provider: Provider = replace(site.provider, worker_init="\n".join(filter(None, lines)))
@@ -140,7 +140,7 @@ class Subject:
             policy = Policy(policy.name, dispatch=policy.dispatch, residency=policy.residency, provisioning=fixed)
         return replace(site, sites=(), provider=provider, pilot=pilot, session=session, policy=policy)
 
-    def _enter(self, name: str, site: Site, *, pilots: int) -> Session:
+    def _enter_session(self, name: str, site: Site, *, pilots: int) -> Session:
         if self.no_pilot:
             not_tried("no pilot started")
         if self._session is None or self._name != name or self._session.over is not None:
@@ -161,7 +161,7 @@ class Subject:
                 status, error = None, trouble
             waited_s = time.monotonic() - began
             if error is not None or status is None:
-                self._give_up([_words_of(error)], waited_s=waited_s, found=0)
+                self._give_up([_shorten_error_text(error)], waited_s=waited_s, found=0)
             here = [pilot for pilot in status.pilots if pilot.state == "here"]
             faults = [device.fault for pilot in here for device in pilot.devices if device.fault]
             found = sum(not all(device.fault for device in pilot.devices) for pilot in here)
@@ -194,7 +194,10 @@ class Subject:
         self.machines = tuple(sorted(machines))
         self.troubles = tuple(dict.fromkeys([*self.troubles, *status.trouble.values()]))
         if self._name == "main":
-            self.devices = (*_in_words([each for pilot in status.pilots for each in pilot.devices]), *self._noted)
+            self.devices = (
+                *_describe_devices([each for pilot in status.pilots for each in pilot.devices]),
+                *self._noted,
+            )
 
     # ---- calls
 
@@ -265,7 +268,7 @@ class Subject:
         return f"{command[0]} {job}"
 
 
-def _in_words(devices: list[DeviceStatus]) -> Iterator[str]:
+def _describe_devices(devices: list[DeviceStatus]) -> Iterator[str]:
     kinds: dict[str, list[DeviceStatus]] = {}
     for device in devices:
         kinds.setdefault(device.kind or "unknown", []).append(device)
@@ -275,10 +278,10 @@ def _in_words(devices: list[DeviceStatus]) -> Iterator[str]:
         yield f"{len(each)} x {kind} with {show_bytes(min(one.memory_bytes for one in each))}{faulty}"
 
 
-def _words_of(error: BaseException | None) -> str:
+def _shorten_error_text(error: BaseException | None) -> str:
     return str(error).rpartition(" failed due to: ")[2]
 
 
-def importable(folder: Path) -> None:
+def add_to_import_path(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

@@ -67,7 +67,7 @@ def test_a_model_returns_from_its_snapshot(subject: Subject) -> None:
     remedy="name fewer bytes in `device_memory` of the contexts, or ask for devices with more memory",
 )
 def test_two_contexts_share_a_device(subject: Subject) -> None:
-    subject.needs_own_pilots("it decides where libraries are")
+    subject.skip_without_own_pilots("it decides where libraries are")
     session = subject.main()
     count = sum(len(pilot.devices) for pilot in session.status().pilots)
     recipes = [on_pilot.table("first"), on_pilot.table("second")]

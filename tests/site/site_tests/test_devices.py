@@ -55,7 +55,7 @@ def test_a_context_over_two_devices_holds_both(subject: Subject) -> None:
 
 @promise("the memory ledger agrees with NVML within 5 %", limit="2 min", remedy=_MEMORY)
 def test_the_memory_ledger_agrees_with_nvml(subject: Subject) -> None:
-    _needs_gpu(subject)
+    _skip_without_gpu(subject)
     recipe = on_pilot.on_device(_HELD_BYTES)
     use = subject.result(subject.call(on_pilot.device_use, context=recipe), within_s=90, what="a call with GPU memory")
     if use.why:
@@ -78,7 +78,7 @@ def test_the_memory_ledger_agrees_with_nvml(subject: Subject) -> None:
 
 @promise("too much device memory is a clear error, and the device recovers", limit="2 min", remedy=_MEMORY)
 def test_too_much_device_memory_is_a_clear_error(subject: Subject) -> None:
-    session = _needs_gpu(subject)
+    session = _skip_without_gpu(subject)
     recipe = on_pilot.on_device(_HELD_BYTES)
     error = subject.error(subject.call(on_pilot.ask_too_much, context=recipe), within_s=90, otherwise=not_tried)
     if "memory" not in str(error).lower():
@@ -91,7 +91,7 @@ def test_too_much_device_memory_is_a_clear_error(subject: Subject) -> None:
         broken(f"NVML says that {use.device:,} of {use.total:,} bytes are used")
 
 
-def _needs_gpu(subject: Subject) -> Session:
+def _skip_without_gpu(subject: Subject) -> Session:
     session = subject.main()
     kinds = {device.kind for pilot in session.status().pilots for device in pilot.devices if not device.fault}
     if kinds <= {"cpu"}:

@@ -40,14 +40,14 @@ def test_a_file_travels_from_pilot_to_pilot(subject: Subject) -> None:
     travelled = max(status.objects, key=lambda each: each.size_bytes)
     if travelled.peer_bytes:
         return
-    if _share_a_cache(subject, recipe, devices):
+    if _do_pilots_share_a_cache(subject, recipe, devices):
         not_tried(f"the pilots share one cache: all of them run on {', '.join(subject.machines)}")
     trouble = status.trouble.get("peers", "") or travelled.trouble
     read = show_bytes(travelled.origin_bytes)
     broken(f"{read} were read from the origin, and nothing from a pilot{f': {trouble}' if trouble else ''}")
 
 
-def _share_a_cache(subject: Subject, recipe: object, devices: int) -> bool:
+def _do_pilots_share_a_cache(subject: Subject, recipe: object, devices: int) -> bool:
     calls = [subject.call(on_pilot.facts_of_file, context=recipe) for _ in range(4 * devices)]
     places = {subject.result(call, within_s=30, what="a call that looks at its file") for call in calls}
     return len(places) == 1
@@ -70,7 +70,7 @@ def test_a_call_runs_on_a_gang_of_two(subject: Subject) -> None:
 )
 def test_modules_and_variables_reach_a_pilot(subject: Subject) -> None:
     subject.pair()
-    beside, package = _user_modules(subject.folder)
+    beside, package = _write_user_modules(subject.folder)
     recipe = on_pilot.table("environment")
     for module, expected in ((beside, 7), (package, 11)):
         call = subject.call(module.reach, context=recipe)
@@ -83,7 +83,7 @@ def test_modules_and_variables_reach_a_pilot(subject: Subject) -> None:
         broken(f"{VARIABLE}, which [provider] worker_init sets, is {found!r} on a pilot")
 
 
-def _user_modules(folder: Path) -> tuple[ModuleType, ModuleType]:
+def _write_user_modules(folder: Path) -> tuple[ModuleType, ModuleType]:
     (folder / "site_beside.py").write_text("SEVEN = 7\n\n\ndef reach(_context):\n    return SEVEN\n")
     package = folder / "site_package"
     package.mkdir(exist_ok=True)
@@ -103,15 +103,15 @@ def _user_modules(folder: Path) -> tuple[ModuleType, ModuleType]:
 )
 def test_calls_of_a_killed_pilot_run_again(subject: Subject) -> None:
     session = subject.pair()
-    victim = _victim(subject)
+    victim = _find_victim(subject)
     before = session.status()
-    _leave(subject, session, victim, how=signal.SIGKILL)
+    _remove_victim(subject, session, victim, how=signal.SIGKILL)
     after = subject.until(
         lambda status: status.lost_pilots > before.lost_pilots, within_s=30, what="the loss of a pilot in the status"
     )
     if after.failed > before.failed:
         broken(f"{after.failed - before.failed} calls of the killed pilot failed")
-    subject.retire()
+    subject.end_session_before_next_test()
 
 
 @promise(
@@ -122,9 +122,9 @@ def test_calls_of_a_killed_pilot_run_again(subject: Subject) -> None:
 )
 def test_calls_of_a_preempted_pilot_run_again(subject: Subject) -> None:
     session = subject.pair()
-    victim = _victim(subject)
+    victim = _find_victim(subject)
     before = session.status()
-    _leave(subject, session, victim, how=0)
+    _remove_victim(subject, session, victim, how=0)
     after = subject.until(
         lambda status: status.gone_pilots > before.gone_pilots, within_s=30, what="the end of a pilot in the status"
     )
@@ -132,7 +132,7 @@ def test_calls_of_a_preempted_pilot_run_again(subject: Subject) -> None:
         broken(f"{after.failed - before.failed} calls of the preempted pilot failed")
 
 
-def _victim(subject: Subject) -> Whereabouts:
+def _find_victim(subject: Subject) -> Whereabouts:
     call = subject.call(on_pilot.whereabouts, context=on_pilot.table("victim"))
     found: Whereabouts = subject.result(call, within_s=60, what="a call that says where it runs")
     if not found.pilot:
@@ -140,7 +140,7 @@ def _victim(subject: Subject) -> Whereabouts:
     return found
 
 
-def _leave(subject: Subject, session: Session, victim: Whereabouts, *, how: int) -> None:
+def _remove_victim(subject: Subject, session: Session, victim: Whereabouts, *, how: int) -> None:
     """Run calls on all pilots and remove the victim: each call must return from another pilot."""
     status = session.status()
     devices = sum(len(pilot.devices) for pilot in status.pilots)
@@ -150,7 +150,9 @@ def _leave(subject: Subject, session: Session, victim: Whereabouts, *, how: int)
         for _ in range(max(_CALLS, 4 * devices))
     ]
     if not how:
-        subject.until(lambda status: _runs_on(status, victim), within_s=60, what="a call on the pilot that is to go")
+        subject.until(
+            lambda status: _has_running_call(status, victim), within_s=60, what="a call on the pilot that is to go"
+        )
         jobs = [job.job for job in session.status().jobs if job.block == victim.block]
         subject.preempt(victim, job=jobs[0] if jobs else "")
     places = [subject.result(call, within_s=100, what="a call of a pilot that went") for call in calls]
@@ -159,6 +161,6 @@ def _leave(subject: Subject, session: Session, victim: Whereabouts, *, how: int)
         broken(f"{stayed} calls ended on the pilot that was to go: it was still there")
 
 
-def _runs_on(status: Status, victim: Whereabouts) -> bool:
+def _has_running_call(status: Status, victim: Whereabouts) -> bool:
     pilots = {pilot.pilot for pilot in status.pilots if pilot.block == victim.block}
     return any(library.running for library in status.libraries if library.pilot in pilots)

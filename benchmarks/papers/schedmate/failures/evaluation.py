@@ -21,11 +21,19 @@ import numpy as np
 from benchmarks.harness import ROOT, Clock
 from benchmarks.papers.schedmate.failures import corpus as logs
 from benchmarks.papers.schedmate.failures.corpus import INFRASTRUCTURE, FailedJob, corpus
-from stoker.manager.advice.logs.classifier import KindScorer, classify, features, scaled
-from stoker.manager.advice.logs.failures import ROWS, Fault, FaultKind, FaultRule, Located, LogLine, matching_rules
-from stoker.manager.advice.logs.locator import Episode, locate
-from stoker.manager.advice.logs.opinion import DOUBTED
-from stoker.manager.advice.logs.reading import TRACEBACK, Gravity, gravity, remove_digits
+from stoker.manager.advice.logs.classifier import FaultKindScorer, classify_failure, extract_features, scale_counts
+from stoker.manager.advice.logs.failures import (
+    LOG_RULES,
+    Fault,
+    FaultKind,
+    FaultRule,
+    LocatedFailure,
+    LogLine,
+    find_matching_rules,
+)
+from stoker.manager.advice.logs.locator import ErrorEpisode, locate_failure
+from stoker.manager.advice.logs.opinion import OPINION_BELOW
+from stoker.manager.advice.logs.reading import TRACEBACK, LogSeverity, assess_severity, remove_digits
 from stoker.whole_files import write_whole
 
 SCORER = ROOT / "manager" / "advice" / "logs" / "scorer.json"
@@ -33,7 +41,7 @@ BARS = {"f1": 68.0, "precision": 76.0, "lines_per_s": 50_000}
 NEAR_LINES = 3
 LAST_LINES = 500
 _GIGABYTE = 1 << 30
-Opinion = Callable[[FailedJob, Located, Fault], Fault]
+Opinion = Callable[[FailedJob, LocatedFailure, Fault], Fault]
 Rules = dict[str, tuple[FaultRule, ...]]
 
 
@@ -51,9 +59,9 @@ def evaluate() -> None:
     }
     print("the types of the first draw:", {name: (scores["f1"], scores["precision"]) for name, scores in first.items()})
     took_s = time.process_time()
-    near = [_is_near(job, locate(job.lines)) for job in jobs]
+    near = [_is_near(job, locate_failure(job.lines)) for job in jobs]
     took_s = time.process_time() - took_s
-    training = [_is_near(job, locate(job.lines)) for job in corpus(test=False)]
+    training = [_is_near(job, locate_failure(job.lines)) for job in corpus(test=False)]
     lines = {"test": _percent(sum(near) / len(near)), "training": _percent(sum(training) / len(training))}
     speed = {"training log": _lines_per_second(), "corpus": round(sum(len(job.lines) for job in jobs) / took_s)}
     memory = _memory_use()
@@ -68,15 +76,15 @@ def tables(jobs: list[FailedJob]) -> dict[str, Rules]:
     types = {job.fault for job in jobs}
     own = {fault: without_knowledge_of([job for job in jobs if job.fault == fault]) for fault in types}
     return {
-        "shipped table": dict.fromkeys(types, ROWS), "each type without the rows that know it": own,
+        "shipped table": dict.fromkeys(types, LOG_RULES), "each type without the rows that know it": own,
         "without rows that know the test's texts": dict.fromkeys(types, without_knowledge_of(jobs)),
     }  # fmt: skip
 
 
 def without_knowledge_of(jobs: Collection[FailedJob]) -> tuple[FaultRule, ...]:
     lines = {line for job in jobs for line in job.own}
-    known = {id(rule) for line in lines for rule in matching_rules(line, ROWS)}
-    return tuple(rule for rule in ROWS if id(rule) not in known)
+    known = {id(rule) for line in lines for rule in find_matching_rules(line, LOG_RULES)}
+    return tuple(rule for rule in LOG_RULES if id(rule) not in known)
 
 
 def score_verdicts(
@@ -85,32 +93,32 @@ def score_verdicts(
     """`opinion`: language model for verdicts of low confidence."""
     verdicts = []
     for job in jobs:
-        found = last_lines(job.lines) if on_last_lines else locate(job.lines, rules=rules[job.fault])
-        fault = classify(found, rules=rules[job.fault]) if found else None
-        if opinion is not None and found is not None and fault is not None and fault.sure < DOUBTED:
+        found = last_lines(job.lines) if on_last_lines else locate_failure(job.lines, rules=rules[job.fault])
+        fault = classify_failure(found, rules=rules[job.fault]) if found else None
+        if opinion is not None and found is not None and fault is not None and fault.sure < OPINION_BELOW:
             fault = opinion(job, found, fault)
         verdicts.append((job, found, fault))
     return scores_of(verdicts)
 
 
-def _is_near(job: FailedJob, located: Located | None) -> bool:
+def _is_near(job: FailedJob, located: LocatedFailure | None) -> bool:
     return located is not None and abs(located.first.number - job.truth) <= NEAR_LINES
 
 
-def last_lines(lines: list[str]) -> Located:
+def last_lines(lines: list[str]) -> LocatedFailure:
     skipped = max(0, len(lines) - LAST_LINES)
     numbered = [LogLine(at, line) for at, line in enumerate(lines[skipped:], skipped + 1)]
-    spell = Episode(())
+    spell = ErrorEpisode(())
     for line in numbered:
-        if spell.open and spell.add_line_to_traceback(line.number, line.text):
+        if spell.open_tracebacks and spell.add_line_to_traceback(line.number, line.text):
             continue
         if TRACEBACK in line.text:
             spell.begin_traceback(line.number, line.text)
-        elif (grade := gravity(line.text)) >= Gravity.ERROR:
-            spell.sign(hash(remove_digits(line.text.encode())), line.number, line.text, grade)
-    signs = tuple(LogLine(sign.number, sign.text) for sign in spell.ordered())
+        elif (grade := assess_severity(line.text)) >= LogSeverity.ERROR:
+            spell.record_error(hash(remove_digits(line.text.encode())), line.number, line.text, grade)
+    signs = tuple(LogLine(sign.number, sign.text) for sign in spell.errors_in_order())
     traceback = spell.tracebacks[0].lines if spell.tracebacks else []
-    return Located(signs[0] if signs else numbered[0], after=tuple(numbered[1:]), signs=signs or tuple(numbered[:1]),
+    return LocatedFailure(signs[0] if signs else numbered[0], after=tuple(numbered[1:]), error_lines=signs or tuple(numbered[:1]),
                    traceback=tuple(LogLine(at, text) for at, text in traceback), lines=len(lines))  # fmt: skip
 
 
@@ -119,7 +127,7 @@ def _lines_per_second() -> int:
     lines = next(good)
     text = ("\n".join(lines) + "\n") * (1_000_000 // len(lines))
     began = time.process_time()
-    locate(text)
+    locate_failure(text)
     return round(text.count("\n") / (time.process_time() - began))
 
 
@@ -136,8 +144,8 @@ def _memory_use() -> dict[str, float]:
             b"Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 1, in <module>\nKeyError: 'label'\n"
         )
         file.flush()
-        code = ("import sys, time; from pathlib import Path; from stoker.manager.advice.logs import locate;"
-                "peak = lambda: int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]); before = peak(); began = time.process_time(); found = locate(Path(sys.argv[1]));"
+        code = ("import sys, time; from pathlib import Path; from stoker.manager.advice.logs import locate_failure;"
+                "peak = lambda: int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]); before = peak(); began = time.process_time(); found = locate_failure(Path(sys.argv[1]));"
                 "print(time.process_time() - began, found.lines, found.first.number, before, peak())")  # fmt: skip
         command = [sys.executable, "-c", code, file.name]
         out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
@@ -154,7 +162,7 @@ or not), as in the paper. `component`: accuracy among detected infrastructure fa
 """
 
 
-def scores_of(verdicts: Sequence[tuple[FailedJob, Located | None, Fault | None]]) -> Scores:
+def scores_of(verdicts: Sequence[tuple[FailedJob, LocatedFailure | None, Fault | None]]) -> Scores:
     confusion: dict[str, Counter[str]] = defaultdict(Counter)
     by_type: dict[str, Counter[bool]] = defaultdict(Counter)
     components = near = 0
@@ -191,9 +199,9 @@ _KINDS = list(FaultKind)
 
 
 def train() -> None:
-    examples = [(job, located) for job in corpus(test=False) if (located := locate(job.lines)) is not None]
+    examples = [(job, located) for job in corpus(test=False) if (located := locate_failure(job.lines)) is not None]
     made_of = f"{len(examples)} logs of {len({job.fault for job, _ in examples})} fault types, by python -m benchmarks.papers.schedmate train"
-    counts = [features(located) for _, located in examples]
+    counts = [extract_features(located) for _, located in examples]
     types: dict[str, set[str]] = defaultdict(set)
     for (job, _), found in zip(examples, counts, strict=True):
         for fact in found:
@@ -202,7 +210,7 @@ def train() -> None:
     place = {fact: at for at, fact in enumerate(facts)}
     inputs = np.zeros((len(examples), len(facts)))
     for row, found in enumerate(counts):
-        for fact, value in scaled({fact: count for fact, count in found.items() if fact in place}).items():
+        for fact, value in scale_counts({fact: count for fact, count in found.items() if fact in place}).items():
             inputs[row, place[fact]] = value
     wanted = np.array([[kind.value == job.kind for kind in _KINDS] for job, _ in examples], float)
     each = Counter(job.fault for job, _ in examples)
@@ -222,5 +230,5 @@ def train() -> None:
     learned = {
         kind: {fact: round(float(weights[place[fact], at]), 3) for fact in facts} for at, kind in enumerate(_KINDS)
     }
-    scorer = KindScorer(made_of, learned, {kind: round(float(bias[at]), 3) for at, kind in enumerate(_KINDS)})
+    scorer = FaultKindScorer(made_of, learned, {kind: round(float(bias[at]), 3) for at, kind in enumerate(_KINDS)})
     write_whole(SCORER, msgspec.json.format(msgspec.json.encode(scorer), indent=0).replace(b"\n\n", b"\n"), mode=0o644)

@@ -23,9 +23,9 @@ from benchmarks.papers.common import Store, page
 from benchmarks.papers.schedmate.scheduling import errors, settings, simulate
 from benchmarks.papers.schedmate.scheduling.simulate import FIFO, LUCID, OURS, PAPER, SHUFFLED, SJF, TIRESIAS
 from stoker.chance import Stream
-from stoker.manager.advice.logs.opinion import DOUBTED
-from stoker.manager.study.plots import COLORS, style
-from stoker.whole_files import draft_of
+from stoker.manager.advice.logs.opinion import OPINION_BELOW
+from stoker.manager.study.plots import COLORS, plot_style
+from stoker.whole_files import draft_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -217,7 +217,7 @@ def with_model() -> dict[str, Any]:
         "right_f1": str(strict["an opinion that is always right"]["f1"]),
         "model_changes": ", ".join((f"metrics found {metrics:+.1f}", *changes)).replace("f1", "F1"),
         "model_bars": ", ".join(f"bar of {bar} {'met' if is_met else 'missed'}" for bar, is_met in met.items()),
-        "doubted": f"{100 * DOUBTED:.0f} %", "questions": str(failures["questions"]),
+        "doubted": f"{100 * OPINION_BELOW:.0f} %", "questions": str(failures["questions"]),
         "lines_with_model": (
             [name, *(percent(found["all"][part]) for part in ("found", "right", "rates_found"))]
             for name, found in lines.items()
@@ -287,14 +287,14 @@ def windows_rows(windows: Sequence[simulate.WindowFacts]) -> Rows:
 
 def draw(folder: Path, records: Records) -> None:
     cells = Cells(records)
-    with style() as figure_of:
+    with plot_style() as figure_of:
         figure = figure_of(figsize=(7.6, 3.2), layout="constrained")
         all_jobs, by_weeks = figure.subplots(1, 2, sharey=True)
         _panel(all_jobs, lambda system: cells.ratio(system, FIFO), title="over all jobs")
         _panel(by_weeks, lambda system: cells.ratio(system, FIFO, weeks=True), title="each week alike")
         all_jobs.set_ylabel("mean completion time over FIFO's")
         by_weeks.legend(fontsize=7.5, loc="lower right")
-        with draft_of(folder / FIGURE) as draft:
+        with draft_file(folder / FIGURE) as draft:
             figure.savefig(draft, dpi=110, metadata={"Software": None})
 
 

@@ -36,7 +36,7 @@ from stoker.chance import Stream
 from stoker.errors import StokerError
 from stoker.manager.core.seams import Policies
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import Happened
+from stoker.manager.sim.log import LoggedEvent
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, World
 from stoker.manager.study.statistics import quantile
@@ -196,9 +196,9 @@ def completion_times_s(jobs: tuple[Job, ...], policies: Policies, *, gpus: int) 
     outcome = simulation.run(until_s=settings.LONGEST_S)
     log, ended, preempted = simulation.log, dict[int, float](), 0
     for at_s, what, call in zip(log.at_s, log.what, log.call, strict=True):
-        if what == Happened.CALL_ENDED:
+        if what == LoggedEvent.CALL_ENDED:
             ended[call] = at_s
-        elif what == Happened.CALL_LEFT:
+        elif what == LoggedEvent.CALL_LEFT:
             preempted += 1
     if outcome.failed or not outcome.complete or len(ended) != len(jobs):
         raise StokerError(f"of {len(jobs)} jobs on {gpus} GPUs {len(ended)} ended; failed: {outcome.failed}")

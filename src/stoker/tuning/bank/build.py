@@ -24,16 +24,16 @@ import numpy as np
 from stoker.chance import Stream
 from stoker.errors import ConfigError, StokerError
 from stoker.tuning.bank.candidates import Candidate, Key
-from stoker.tuning.bank.layers import CAPACITY, CLUSTERS, LARGEST_GROUP, Array, Insertion, build
+from stoker.tuning.bank.layers import CAPACITY, CLUSTERS, LARGEST_GROUP, Array, Insertion, build_layers
 from stoker.tuning.bank.lookup import Score
 from stoker.tuning.bank.store import (
     READING,
     BankStore,
-    from_bytes,
+    decode_vector,
+    encode_vector,
     hold_bank_lock,
     open_bank,
     read_record,
-    to_bytes,
     write_record,
 )
 from stoker.tuning.encoding import MOST_TOKENS, Ids, encode_prompt, encode_samples
@@ -47,20 +47,20 @@ log = logging.getLogger(__name__)
 
 Reader = Callable[[Sequence[str]], Array]
 """Returns raw features `[texts, width]` of texts."""
-Progress = Callable[[int, int], None]
-"""Receives the number of prompts with computed features, and the total."""
+ReportProgress = Callable[[int, int], None]
+"""Receives the number of prompts whose features are computed, and the number of all prompts."""
 
-AT_ONCE = 64
-"""Prompts per batch. A killed build loses at most one batch."""
+PROMPTS_PER_BATCH = 64
+"""Prompts per batch of features. Each batch is stored, so a killed build loses at most one batch."""
 
 
-class _ReadBatch(msgspec.Struct, frozen=True):
+class _FeatureBatch(msgspec.Struct, frozen=True):
     model: str
     reading: str
     features: list[tuple[Candidate, bytes]]
 
 
-class Readings:
+class StoredFeatures:
     """The stored features of prompts, computed with one model."""
 
     def __init__(self, folder: Path, *, model: str) -> None:
@@ -71,7 +71,7 @@ class Readings:
         self._folder.mkdir(exist_ok=True)
         for path in sorted(self._folder.glob("[0-9]*")):
             try:
-                self._take(path, read_record(path, _ReadBatch))
+                self._add_batch(path, read_record(path, _FeatureBatch))
             except StokerError as error:
                 if not error.facts.get("damaged"):
                     raise
@@ -88,12 +88,12 @@ class Readings:
         """Store raw features. Raises ValueError for a wrong number of features, StokerError if the write fails."""
         if features.ndim != 2 or len(features) != len(candidates):
             raise ValueError(f"the reader returned features of shape {features.shape} for {len(candidates)} texts")
-        batch = _ReadBatch(self._model, READING, list(zip(candidates, map(to_bytes, features), strict=True)))
-        path = self._folder / f"{time.time_ns():020d}-{secrets.token_hex(4)}"  # later files replace earlier candidates
+        batch = _FeatureBatch(self._model, READING, list(zip(candidates, map(encode_vector, features), strict=True)))
+        path = self._folder / f"{time.time_ns():020d}-{secrets.token_hex(4)}"  # sorted by time: a later file wins
         write_record(path, batch)
-        self._take(path, batch)
+        self._add_batch(path, batch)
 
-    def _take(self, path: Path, batch: _ReadBatch) -> None:
+    def _add_batch(self, path: Path, batch: _FeatureBatch) -> None:
         if (batch.model, batch.reading) != (self._model, READING):
             raise StokerError(
                 f"{path}: has features of {batch.model} ({batch.reading}), not of {self._model} ({READING}); build the"
@@ -103,7 +103,7 @@ class Readings:
             )
         for candidate, feature in batch.features:
             self.candidates[candidate.key] = candidate
-            self._features[candidate.key] = from_bytes(feature)
+            self._features[candidate.key] = decode_vector(feature)
 
 
 def ensure_bank(
@@ -116,23 +116,23 @@ def ensure_bank(
     capacity: int = CAPACITY,
     largest_group: int = LARGEST_GROUP,
     again: bool = False,
-    progress: Progress | None = None,
+    progress: ReportProgress | None = None,
 ) -> BankStore:
     """Return the bank in `folder`. If the bank is missing or damaged, or if `again` is True, build it from `candidates`
     and `readings`. Only one process builds at a time. Raises StokerError if the bank belongs to another model, and the
-    ValueError of `layers.build`.
+    ValueError of `layers.build_layers`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if not again and (bank := _whole(folder, model=model)) is not None:
+    if not again and (bank := _open_if_intact(folder, model=model)) is not None:
         return bank
     with hold_bank_lock(folder):
-        bank = _whole(folder, model=model)
-        if bank is not None and not again:  # another process has built the bank
+        bank = _open_if_intact(folder, model=model)
+        if bank is not None and not again:  # another process built the bank while this one waited for the lock
             return bank
-        readings = Readings(folder, model=model)
+        readings = StoredFeatures(folder, model=model)
         wanted = list({one.key: one for one in (*candidates, *readings.candidates.values())}.values())
         _compute_missing_features(readings, wanted, read, progress)
-        layers = build(wanted, readings.features(wanted), k=k, capacity=capacity, largest_group=largest_group)
+        layers = build_layers(wanted, readings.features(wanted), k=k, capacity=capacity, largest_group=largest_group)
         made = BankStore(folder, model=model)
         if bank is None and made.path.exists():
             aside = made.path.rename(made.path.with_name(f"bank.damaged-{time.time_ns()}"))
@@ -143,7 +143,7 @@ def ensure_bank(
 
 def insert(bank: BankStore, candidate: Candidate, *, read: Reader) -> Insertion:
     """Insert a prompt into a bank, and store its feature. Raises the errors of `BankStore.insert`."""
-    return bank.insert(candidate, _keep(bank.folder, candidate, model=bank.model, read=read))
+    return bank.insert(candidate, _store_feature(bank.folder, candidate, model=bank.model, read=read))
 
 
 def insert_or_store_prompt(folder: Path, candidate: Candidate, *, model: str, read: Reader) -> Insertion | None:
@@ -151,15 +151,15 @@ def insert_or_store_prompt(folder: Path, candidate: Candidate, *, model: str, re
     and return None. Raises the errors of `insert`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if (bank := _whole(folder, model=model)) is not None:
+    if (bank := _open_if_intact(folder, model=model)) is not None:
         return insert(bank, candidate, read=read)
-    _keep(folder, candidate, model=model, read=read)
+    _store_feature(folder, candidate, model=model, read=read)
     return None
 
 
-def _keep(folder: Path, candidate: Candidate, *, model: str, read: Reader) -> Array:
+def _store_feature(folder: Path, candidate: Candidate, *, model: str, read: Reader) -> Array:
     """Store a candidate and its raw feature `[width]`. Return the feature."""
-    readings = Readings(folder, model=model)
+    readings = StoredFeatures(folder, model=model)
     feature = readings.features([candidate]) if candidate.key in readings else read([candidate.text])
     if readings.candidates.get(candidate.key) != candidate:
         readings.add([candidate], feature)
@@ -167,7 +167,7 @@ def _keep(folder: Path, candidate: Candidate, *, model: str, read: Reader) -> Ar
     return first
 
 
-def _whole(folder: Path, *, model: str) -> BankStore | None:
+def _open_if_intact(folder: Path, *, model: str) -> BankStore | None:
     try:
         return open_bank(folder, model=model)
     except StokerError as error:
@@ -177,22 +177,22 @@ def _whole(folder: Path, *, model: str) -> BankStore | None:
 
 
 def _compute_missing_features(
-    readings: Readings, wanted: Sequence[Candidate], read: Reader, progress: Progress | None
+    readings: StoredFeatures, wanted: Sequence[Candidate], read: Reader, progress: ReportProgress | None
 ) -> None:
     missing = [one for one in wanted if one.key not in readings]
     there = len(wanted) - len(missing)
     missing.sort(key=lambda one: len(one.text))  # texts of similar length in one batch need less padding
-    for start in range(0, len(missing), AT_ONCE):
-        some = missing[start : start + AT_ONCE]
+    for start in range(0, len(missing), PROMPTS_PER_BATCH):
+        some = missing[start : start + PROMPTS_PER_BATCH]
         readings.add(some, read([one.text for one in some]))
         if progress is not None:
             progress(there + start + len(some), len(wanted))
 
 
 def reader(model: CausalLM) -> Reader:
-    from stoker.contexts.reading import mean_hidden_states
+    from stoker.contexts.reading import compute_mean_hidden_states
 
-    return lambda texts: mean_hidden_states(model, texts, most_tokens=MOST_TOKENS)
+    return lambda texts: compute_mean_hidden_states(model, texts, most_tokens=MOST_TOKENS)
 
 
 def scorer(
@@ -207,21 +207,21 @@ def scorer(
     and input. A prompt is cut to `tokens`; with `virtual_tokens`, it is repeated or cut to this number. The loss is NaN
     if tuning would refuse the prompt. `batch_size`: prompts per batch. Raises ValueError for unreadable samples.
     """
-    from stoker.contexts.reading import mean_losses
+    from stoker.contexts.reading import compute_mean_losses
 
     rows = encode_samples(model.tokenizer, [Sample(*pair) for pair in samples], template=PLACE)
     encoded = [(row.source, row.target) for row in rows]
     longest = int(getattr(model.model.config, "max_position_embeddings", 0) or 0)
 
-    def begin(text: str) -> Ids:
+    def encode(text: str) -> Ids:
         try:
             return encode_prompt(model.tokenizer, Prompt(text, virtual_tokens), longest=longest, most=tokens)
         except ConfigError:
             return ()
 
     def score(prompts: Sequence[str]) -> list[float]:
-        begun = [begin(text) for text in prompts]
-        losses = iter(mean_losses(model, [ids for ids in begun if ids], encoded, batch_size=batch_size))
+        begun = [encode(text) for text in prompts]
+        losses = iter(compute_mean_losses(model, [ids for ids in begun if ids], encoded, batch_size=batch_size))
         return [next(losses) if ids else math.nan for ids in begun]
 
     return score

@@ -16,13 +16,13 @@ Key = NewType("Key", str)
 """32 hex digits of the hash of a prompt."""
 
 
-def key_of(text: str) -> Key:
+def hash_prompt(text: str) -> Key:
     """Return the key of a text without surrounding whitespace."""
     return Key(hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=16).hexdigest())
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A prompt and its origin. A tuned prompt also has its task, and its quality on this task (a metric)."""
+    """A prompt and its origin. A tuned prompt also has its task, and its quality on this task (`metric`, `value`)."""
 
     text: str
     source: str = ""
@@ -38,7 +38,7 @@ class Candidate(msgspec.Struct, frozen=True):
     @property
     def key(self) -> Key:
         """Key of the prompt's text."""
-        return key_of(self.text)
+        return hash_prompt(self.text)
 
 
 def read_candidates(path: Path) -> list[Candidate]:
@@ -67,7 +67,7 @@ _MOST_WORDS = 8
 _LONGEST_WORD = 40
 
 
-def instruction(targets: Sequence[str]) -> str:
+def make_instruction(targets: Sequence[str]) -> str:
     """Return an instruction to generate texts like `targets`. It lists the targets if they are few and short."""
     words = list(dict.fromkeys(target.strip() for target in targets))
     if len(words) <= _MOST_WORDS and all(len(word) <= _LONGEST_WORD for word in words):

@@ -39,11 +39,9 @@ from stoker.tuning.bank.candidates import Candidate, Key
 Array = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
-_LEAST = 1e-6
-"""Minimum cost reduction of a swap, as a share of the total. Without a minimum, rounding errors could keep the loop
-running.
-"""
-_PASSES = 100
+_LEAST_COST_REDUCTION = 1e-6
+"""Minimum cost reduction of a swap, as a share of the total cost, because rounding errors could cause endless swaps."""
+_MOST_PASSES = 100
 """Maximum number of passes over all points."""
 
 
@@ -94,19 +92,20 @@ def _improve_medoids_by_swaps(distances: Array, medoids: list[int]) -> Indices:
     own, k, n = np.array(medoids), len(medoids), len(distances)
     nearest, near, second = _nearest_two_medoids(distances, own)
     since, point = 0, 0
-    for _ in range(_PASSES * n):
+    for _ in range(_MOST_PASSES * n):
         if since == n:
             break
         since += 1
         if point not in own:
             to = distances[point]
             gained = to < near
-            alone = float(np.sum(to - near, where=gained, dtype=np.float64))  # independent of which medoid is removed
+            # The change that every swap with this point shares.
+            alone = float(np.sum(to - near, where=gained, dtype=np.float64))
             # If the medoid of a point is removed, the point joins the nearer of its second medoid and the new medoid.
             moves = np.where(gained, 0.0, np.minimum(to, second) - near)
             by_medoid = np.bincount(nearest, weights=moves, minlength=k)
             out = int(np.argmin(by_medoid))
-            if by_medoid[out] + alone < -_LEAST * float(near.sum(dtype=np.float64)):
+            if by_medoid[out] + alone < -_LEAST_COST_REDUCTION * float(near.sum(dtype=np.float64)):
                 own[out] = point
                 nearest, near, second = _nearest_two_medoids(distances, own)
                 since = 0
@@ -126,25 +125,25 @@ def _nearest_two_medoids(distances: Array, medoids: Indices) -> tuple[Indices, A
     return nearest, near, to.min(axis=1)
 
 
-class Scale(msgspec.Struct, frozen=True):
-    """The centre and the divisor (`spread`) of each feature dimension, both with shape `[width]`."""
+class FeatureScale(msgspec.Struct, frozen=True):
+    """The mean (`centre`) and the standard deviation (`spread`) of each feature dimension, both of shape `[width]`."""
 
     centre: Array
     spread: Array
 
-    def unit(self, features: Array) -> Array:
-        """Return raw features `[n, width]` scaled to rows of length 1. A feature at the centre becomes 0."""
+    def scale_to_unit(self, features: Array) -> Array:
+        """Centre and divide raw features `[n, width]`, then scale rows to length 1. A row at the centre becomes 0."""
         scaled = (features - self.centre) / self.spread
         lengths = np.linalg.norm(scaled, axis=1, keepdims=True)
         units: Array = np.divide(scaled, lengths, out=np.zeros_like(scaled), where=lengths > 1e-12).astype(np.float32)
         return units
 
 
-def compute_feature_scale(features: Array) -> Scale:
+def compute_feature_scale(features: Array) -> FeatureScale:
     """Return the scale of raw features `[n, width]`. A constant dimension has divisor 1."""
     spread = features.std(axis=0)
     spread = np.where(spread > 1e-12, spread, 1.0)
-    return Scale(centre=features.mean(axis=0).astype(np.float32), spread=spread.astype(np.float32))
+    return FeatureScale(centre=features.mean(axis=0).astype(np.float32), spread=spread.astype(np.float32))
 
 
 CLUSTERS = 50
@@ -170,7 +169,7 @@ class InsertionOutcome(enum.Enum):
     UPDATED = "updated"
     """The bank has this prompt already. Its record was replaced."""
     REFUSED = "refused"
-    """The bank is full, and would remove this prompt first."""
+    """The bank is full, and the new prompt is the one that it would remove."""
 
 
 class Insertion(msgspec.Struct, frozen=True):
@@ -180,11 +179,15 @@ class Insertion(msgspec.Struct, frozen=True):
 
 
 class Layers:
-    """The candidates of a bank in clusters, and their features scaled to length 1. Each cluster begins with its
-    representative."""
+    """The candidates of a bank in clusters, each after its representative, and their features scaled to length 1."""
 
     def __init__(
-        self, clusters: Sequence[Sequence[tuple[Candidate, Array]]], *, scale: Scale, capacity: int, largest_group: int
+        self,
+        clusters: Sequence[Sequence[tuple[Candidate, Array]]],
+        *,
+        scale: FeatureScale,
+        capacity: int,
+        largest_group: int,
     ) -> None:
         self.candidates = {one.key: one for members in clusters for one, _ in members}
         self.vectors = {one.key: vector for members in clusters for one, vector in members}
@@ -192,34 +195,36 @@ class Layers:
         self.scale = scale
         self.capacity = capacity
         self.largest_group = largest_group
-        self._home = {key: number for number, members in enumerate(self.clusters) for key in members}
-        self._tops = np.stack([self.vectors[members[0]] for members in self.clusters])
-        self._parts: dict[tuple[int, CandidateGroup], tuple[CandidateGroup, ...]] = {}
+        self._cluster_of = {key: number for number, members in enumerate(self.clusters) for key in members}
+        self._representative_vectors = np.stack([self.vectors[members[0]] for members in self.clusters])
+        self._subgroups: dict[tuple[int, CandidateGroup], tuple[CandidateGroup, ...]] = {}
 
     def __len__(self) -> int:
         return len(self.candidates)
 
     # ---- insertion and replacement
 
-    def plan(self, candidate: Candidate, vector: Array) -> Insertion:
+    def plan_insertion(self, candidate: Candidate, vector: Array) -> Insertion:
         """Return how to insert a candidate with unit feature `vector`. The bank stays unchanged."""
         key = candidate.key
         if key in self.candidates:
-            return Insertion(did=InsertionOutcome.UPDATED, cluster=self._home[key])
-        cluster = int(np.argmin(cosine_distances(vector[None], self._tops)[0]))
+            return Insertion(did=InsertionOutcome.UPDATED, cluster=self._cluster_of[key])
+        cluster = int(np.argmin(cosine_distances(vector[None], self._representative_vectors)[0]))
         if len(self) < self.capacity:
             return Insertion(did=InsertionOutcome.ADDED, cluster=cluster)
         if len(self.clusters[cluster]) > 1:
-            nearest, at = self._nearest(cluster)
-            if float(cosine_distances(vector[None], self._tops[cluster][None])[0, 0]) < at:
+            nearest, at = self._find_nearest_to_representative(cluster)
+            if float(cosine_distances(vector[None], self._representative_vectors[cluster][None])[0, 0]) < at:
                 return Insertion(did=InsertionOutcome.REFUSED, cluster=cluster)
             return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=nearest)
         largest = self._largest_cluster_index()
         if len(self.clusters[largest]) == 1:  # each cluster has only one prompt
             return Insertion(did=InsertionOutcome.REFUSED, cluster=cluster)
-        return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=self._nearest(largest)[0])
+        return Insertion(
+            did=InsertionOutcome.ADDED, cluster=cluster, removed=self._find_nearest_to_representative(largest)[0]
+        )
 
-    def apply(self, candidate: Candidate, vector: Array, insertion: Insertion) -> None:
+    def apply_insertion(self, candidate: Candidate, vector: Array, insertion: Insertion) -> None:
         """Insert a candidate as planned. The plan must not be REFUSED."""
         key = candidate.key
         self.candidates[key] = candidate
@@ -227,24 +232,24 @@ class Layers:
             return
         self.vectors[key] = vector
         self.clusters[insertion.cluster].append(key)
-        self._home[key] = insertion.cluster
-        self._forget(insertion.cluster)
+        self._cluster_of[key] = insertion.cluster
+        self._forget_subgroups(insertion.cluster)
         if insertion.removed is not None:
             self._remove(insertion.removed)
 
     def remove_from_largest_cluster(self) -> None:
-        self._remove(self._nearest(self._largest_cluster_index())[0])
+        self._remove(self._find_nearest_to_representative(self._largest_cluster_index())[0])
 
     def _remove(self, key: Key) -> None:
-        cluster = self._home.pop(key)
+        cluster = self._cluster_of.pop(key)
         self.clusters[cluster].remove(key)
-        self._forget(cluster)
+        self._forget_subgroups(cluster)
         del self.candidates[key], self.vectors[key]
 
     def _largest_cluster_index(self) -> int:
         return max(range(len(self.clusters)), key=lambda number: len(self.clusters[number]))
 
-    def _nearest(self, cluster: int) -> tuple[Key, float]:
+    def _find_nearest_to_representative(self, cluster: int) -> tuple[Key, float]:
         others = self.clusters[cluster][1:]
         distances = self._distances_to_key(others, self.clusters[cluster][0])
         at = int(np.argmin(distances))
@@ -255,19 +260,19 @@ class Layers:
 
     # ---- groups
 
-    def tops(self) -> list[tuple[int, CandidateGroup]]:
+    def list_cluster_groups(self) -> list[tuple[int, CandidateGroup]]:
         return [
             (number, self._group_sorted_by_distance(members[0], members[1:]))
             for number, members in enumerate(self.clusters)
         ]
 
-    def parts(self, cluster: int, group: CandidateGroup) -> tuple[CandidateGroup, ...]:
-        """Return the subgroups of a large group. A small group has none: return ()."""
+    def split_group(self, cluster: int, group: CandidateGroup) -> tuple[CandidateGroup, ...]:
+        """Return the subgroups of a large group; empty for a small group."""
         if len(group.members) <= self.largest_group:
             return ()
-        if (cluster, group) not in self._parts:
-            self._parts[cluster, group] = self._split_into_clusters(group.members)
-        return self._parts[cluster, group]
+        if (cluster, group) not in self._subgroups:
+            self._subgroups[cluster, group] = self._split_into_clusters(group.members)
+        return self._subgroups[cluster, group]
 
     def _split_into_clusters(self, members: tuple[Key, ...]) -> tuple[CandidateGroup, ...]:
         vectors = np.stack([self.vectors[key] for key in members])
@@ -280,11 +285,11 @@ class Layers:
         order = np.argsort(self._distances_to_key(others, first), kind="stable")
         return CandidateGroup((first, *(others[at] for at in order)))
 
-    def _forget(self, cluster: int) -> None:
-        self._parts = {place: parts for place, parts in self._parts.items() if place[0] != cluster}
+    def _forget_subgroups(self, cluster: int) -> None:
+        self._subgroups = {place: parts for place, parts in self._subgroups.items() if place[0] != cluster}
 
 
-def build(
+def build_layers(
     candidates: Sequence[Candidate],
     features: Array,
     *,
@@ -292,14 +297,13 @@ def build(
     capacity: int = CAPACITY,
     largest_group: int = LARGEST_GROUP,
 ) -> Layers:
-    """Cluster candidates by their raw features `[n, width]`. Raises ValueError without candidates, or if a feature is
-    not finite."""
+    """Cluster candidates by raw features `[n, width]`. Raises ValueError without candidates or finite features."""
     if not candidates or len(candidates) != len(features):
         raise ValueError(f"a bank of {len(candidates)} candidates with {len(features)} features cannot be made")
     if not np.isfinite(features).all():
         raise ValueError("a feature is not a number; the model's hidden states overflow, try it in float32")
     scale = compute_feature_scale(features)
-    units = scale.unit(features)
+    units = scale.scale_to_unit(features)
     clusters = [[(candidates[i], units[i]) for i in each] for each in _cluster_vectors(units, k=min(k, capacity))]
     layers = Layers(clusters, scale=scale, capacity=capacity, largest_group=largest_group)
     while len(layers) > capacity:

@@ -24,8 +24,8 @@ from stoker.tuning.bank.layers import CandidateGroup, Layers
 Score = Callable[[Sequence[str]], Sequence[float]]
 """Returns the loss of each prompt for the task; `nan` if a prompt cannot be scored."""
 
-SAVING = 12
-"""In a large bank, the default limit is the bank's size divided by this number."""
+LIMIT_DIVISOR = 12
+"""By default, a lookup in a large bank scores the number of prompts in the bank divided by this number."""
 
 
 class LookupResult(msgspec.Struct, frozen=True):
@@ -40,33 +40,31 @@ class LookupResult(msgspec.Struct, frozen=True):
 
 
 def default_score_limit(layers: Layers) -> int:
-    """Return how many prompts a lookup may score by default: all representatives and some groups, or all prompts of a
-    small bank.
-    """
+    """Return how many prompts a lookup may score by default: at least all representatives and two groups."""
     least = len(layers.clusters) + 2 * layers.largest_group
-    return min(len(layers), max(least, len(layers) // SAVING))
+    return min(len(layers), max(least, len(layers) // LIMIT_DIVISOR))
 
 
 def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
     """Return the candidate with the lowest loss. Score all representatives, and at most `limit` candidates in total (0:
     `default_score_limit`). Raises StokerError if the number of losses is wrong, or no loss is finite."""
     search = _Search(layers, score, limit=max(limit or default_score_limit(layers), len(layers.clusters)))
-    search.wait(layers.tops())
-    while search.waiting and search.remaining:
-        cluster, group = search.next()
-        if parts := layers.parts(cluster, group):
-            search.wait([(cluster, part) for part in parts])
+    search.queue_groups(layers.list_cluster_groups())
+    while search.queued_groups and search.remaining_scores:
+        cluster, group = search.pop_best_group()
+        if parts := layers.split_group(cluster, group):
+            search.queue_groups([(cluster, part) for part in parts])
         else:
-            search.ask(group.members)
-    return search.found()
+            search.score_prompts(group.members)
+    return search.make_result()
 
 
 def two_layers(layers: Layers, score: Score) -> LookupResult:
     """Run the lookup of PromptTuner §4.3.2, and return its result."""
     search = _Search(layers, score, limit=len(layers))
-    search.wait(layers.tops())
-    search.ask(search.next()[1].members)
-    return search.found()
+    search.queue_groups(layers.list_cluster_groups())
+    search.score_prompts(search.pop_best_group()[1].members)
+    return search.make_result()
 
 
 class _Search:
@@ -75,27 +73,27 @@ class _Search:
         self._score = score
         self._limit = limit
         self.losses: dict[Key, float] = {}
-        self.waiting: list[tuple[float, int, int, CandidateGroup]] = []
-        self._turns = itertools.count()
+        self.queued_groups: list[tuple[float, int, int, CandidateGroup]] = []
+        self._arrival_numbers = itertools.count()
 
     @property
-    def remaining(self) -> int:
+    def remaining_scores(self) -> int:
         return self._limit - len(self.losses)
 
-    def wait(self, groups: Sequence[tuple[int, CandidateGroup]]) -> None:
+    def queue_groups(self, groups: Sequence[tuple[int, CandidateGroup]]) -> None:
         """Score representatives up to the limit, and queue the groups whose representative has a loss."""
-        self.ask([group.representative for _, group in groups])
+        self.score_prompts([group.representative for _, group in groups])
         for cluster, group in groups:
             if group.representative in self.losses:
-                place = (self.losses[group.representative], next(self._turns), cluster, group)
-                heapq.heappush(self.waiting, place)
+                place = (self.losses[group.representative], next(self._arrival_numbers), cluster, group)
+                heapq.heappush(self.queued_groups, place)
 
-    def next(self) -> tuple[int, CandidateGroup]:
-        _, _, cluster, group = heapq.heappop(self.waiting)
+    def pop_best_group(self) -> tuple[int, CandidateGroup]:
+        _, _, cluster, group = heapq.heappop(self.queued_groups)
         return cluster, group
 
-    def ask(self, keys: Sequence[Key]) -> None:
-        fresh = [key for key in keys if key not in self.losses][: self.remaining]
+    def score_prompts(self, keys: Sequence[Key]) -> None:
+        fresh = [key for key in keys if key not in self.losses][: self.remaining_scores]
         if not fresh:
             return
         losses = self._score([self._layers.candidates[key].text for key in fresh])
@@ -106,7 +104,7 @@ class _Search:
         for key, loss in zip(fresh, losses, strict=True):
             self.losses[key] = math.inf if math.isnan(loss) else float(loss)
 
-    def found(self) -> LookupResult:
+    def make_result(self) -> LookupResult:
         best = min(self.losses, key=self.losses.__getitem__)
         if self.losses[best] == math.inf:
             raise StokerError(

@@ -24,12 +24,12 @@ import numpy as np
 from stoker.decoding import UNREADABLE
 from stoker.errors import StokerError
 from stoker.tuning.bank.candidates import Candidate
-from stoker.tuning.bank.layers import Array, Insertion, InsertionOutcome, Layers, Scale
+from stoker.tuning.bank.layers import Array, FeatureScale, Insertion, InsertionOutcome, Layers
 from stoker.tuning.encoding import MOST_TOKENS
 from stoker.whole_files import write_whole
 
 READING = f"mean last hidden state, first {MOST_TOKENS} tokens"
-"""How features are computed (`build.reader`). A bank with another `READING` is refused."""
+"""Describes how features are computed (`build.reader`). A bank whose features were computed otherwise is refused."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -56,11 +56,11 @@ def read_record(path: Path, kind: type[R]) -> R:
         raise StokerError.in_file(path, why, damaged=True) from error
 
 
-def to_bytes(vector: Array) -> bytes:
+def encode_vector(vector: Array) -> bytes:
     return vector.astype("<f4").tobytes()
 
 
-def from_bytes(data: bytes) -> Array:
+def decode_vector(data: bytes) -> Array:
     return np.frombuffer(data, dtype="<f4").astype(np.float32)
 
 
@@ -104,8 +104,8 @@ class BankStore:
                 model=found.model,
             )
         self.layers = Layers(
-            [[(candidate, from_bytes(vector)) for candidate, vector in members] for members in found.clusters],
-            scale=Scale(centre=from_bytes(found.centre), spread=from_bytes(found.spread)),
+            [[(candidate, decode_vector(vector)) for candidate, vector in members] for members in found.clusters],
+            scale=FeatureScale(centre=decode_vector(found.centre), spread=decode_vector(found.spread)),
             capacity=found.capacity,
             largest_group=found.largest_group,
         )
@@ -119,10 +119,10 @@ class BankStore:
             raise ValueError(f"a feature of this bank has {width} numbers, and this one has shape {feature.shape}")
         with hold_bank_lock(self.folder):
             self.refresh()
-            vector = self.layers.scale.unit(feature[None].astype(np.float32))[0]
-            insertion = self.layers.plan(candidate, vector)
+            vector = self.layers.scale.scale_to_unit(feature[None].astype(np.float32))[0]
+            insertion = self.layers.plan_insertion(candidate, vector)
             if insertion.did is not InsertionOutcome.REFUSED:
-                self.layers.apply(candidate, vector, insertion)
+                self.layers.apply_insertion(candidate, vector, insertion)
                 try:
                     self.write(self.layers)
                 except StokerError:
@@ -133,9 +133,10 @@ class BankStore:
     def write(self, layers: Layers) -> None:
         """Replace the bank. The caller must hold the lock."""
         clusters = [
-            [(layers.candidates[key], to_bytes(layers.vectors[key])) for key in members] for members in layers.clusters
+            [(layers.candidates[key], encode_vector(layers.vectors[key])) for key in members]
+            for members in layers.clusters
         ]
-        centre, spread = to_bytes(layers.scale.centre), to_bytes(layers.scale.spread)
+        centre, spread = encode_vector(layers.scale.centre), encode_vector(layers.scale.spread)
         write_record(
             self.path, _Bank(self.model, READING, layers.capacity, layers.largest_group, centre, spread, clusters)
         )
