@@ -66,7 +66,7 @@ class AdapterFiles(msgspec.Struct, frozen=True):
         return max((self.shapes[each.down][0] for each in self.low_rank), default=0)
 
     def check_fits_base_model(self, base: BaseShapes | None) -> None:
-        """Raise ValueError if the base model has other sizes."""
+        """Raise ValueError if the base model's sizes do not match."""
         if base is not None and (why := self._find_mismatch(base)):
             raise ValueError(
                 f"{self.folder} is an adapter of another base model: {why}; use the base model of this adapter"

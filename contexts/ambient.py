@@ -38,7 +38,7 @@ class Evicted(BaseException):
 
 
 class StopRequest:
-    """The stop request of one call: whether it was made, and functions that wake the call's waiting threads."""
+    """The request to stop one call: whether it was made, and functions that wake the call's waiting threads."""
 
     __slots__ = ("_wake_functions", "is_requested")
 
@@ -66,7 +66,7 @@ class StopRequest:
 
 
 def related_exceptions(error: BaseException) -> Iterable[BaseException]:
-    """Return an exception, its causes and contexts, and the members of exception groups."""
+    """Return an exception, each `__cause__` and `__context__`, and the members of exception groups."""
     found: dict[int, BaseException] = {}
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -109,7 +109,7 @@ class TextSink(Protocol):
     """Receives the texts of a call in the engine's thread. The methods must not block."""
 
     def add(self, text: str) -> bool:
-        """Accept a text as the next piece. Return False if the client must first acknowledge earlier pieces."""
+        """Accept a text as the next piece, or return False if the client must first acknowledge earlier pieces."""
 
     def send(self) -> None:
         """Send the collected texts of all sinks of the library to the pilot."""
@@ -128,16 +128,16 @@ class RelayedTexts(Iterable[str]):
 
 
 JoinGangHook = Callable[[float], Gang]
-"""Function of the maximum seconds to wait for rank 0. Returns the `Gang` of this process."""
+"""Function that receives the maximum seconds to wait for rank 0, and returns the `Gang` of this process."""
 
 MOST_STATE_BYTES = 16_000_000
 """Maximum bytes of a checkpoint, which must fit into one protocol frame."""
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
-"""Function of `done, total, metric, state` (pickled). Returns True if the call is evicted."""
+"""Function that receives `done, total, metric, state` (pickled), and returns True if the call is evicted."""
 TokenDueHook = Callable[[int], tuple[float, float]]
 SnapshotHook = Callable[[str, str, float], None]
-"""Receives a new snapshot: its form (its name), its folder, and the seconds that its creation took."""
+"""Function that receives the name of a new snapshot, its folder, and the seconds that its creation took."""
 
 
 class _LibraryScope(NamedTuple):
@@ -256,7 +256,7 @@ def gang(*, limit_s: float = 60.0) -> Gang:
 
 
 def token_due_times(prompt_tokens: int) -> tuple[float, float]:
-    """Return the time when the call's first token is due, and the seconds between later tokens (0: not due)."""
+    """Return the time when the call's first token is due, and the seconds between later tokens (0: no deadline)."""
     token_due_hook = _current_call_scope().token_due_hook
     return token_due_hook(prompt_tokens) if token_due_hook is not None else (math.inf, 0.0)
 

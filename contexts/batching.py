@@ -103,7 +103,7 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def unread_tokens(self) -> int:
-        """Number of tokens to compute before the next token can be written; 1 during decoding."""
+        """Number of tokens that the model must process before it writes the next token; 1 during decoding."""
         return self.length - self.read
 
     @property
@@ -241,7 +241,7 @@ class RunningBatch:
     def _admit_waiting_requests(self) -> None:
         while self.waiting and len(self.running) < self.limits.rows:
             request, room = self.waiting[0], self._free_cache_tokens()
-            least = self.limits.rounded_row_tokens(request.length + 1)  # minimum: room for the next token
+            least = self.limits.rounded_row_tokens(request.length + 1)  # minimum: cache for one more token
             if least > room:
                 break
             output = min(request.most, max(request.made, round(self.mean_output)))

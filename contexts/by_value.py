@@ -193,7 +193,7 @@ def register_implementations(function: Any, state: tuple[dict[str, Any], list[tu
 def _reduce_cell(cell: types.CellType) -> Any:
     try:
         content = cell.cell_contents
-    except ValueError:  # the cell is empty
+    except ValueError:  # empty closure cell
         return types.CellType, ()
     return types.CellType, (), (content,), None, None, set_cell_content
 
@@ -267,7 +267,7 @@ _sentinel_ids: dict[int, str] = {}
 def _reduce_sentinel(value: object) -> Any:
     identity = _sentinel_ids.get(id(value))
     if identity is None:
-        if len(_sentinels) >= _MAX_SENTINELS:  # a program with so many objects does not use them as sentinels
+        if len(_sentinels) >= _MAX_SENTINELS:  # with so many objects, they are surely not sentinels
             return None
         identity = uuid.uuid4().hex
         _sentinels[identity] = value

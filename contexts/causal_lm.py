@@ -69,7 +69,7 @@ def load_causal_lm(
     return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads, engine=engine, graphs=graphs)
 
 
-@context  # the key of a recipe covers the code and docstring of this function
+@context  # a recipe's key depends on this function's code and docstring
 def language_model(
     path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
 ) -> CausalLM:

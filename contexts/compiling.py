@@ -159,7 +159,7 @@ def redirect_inductor_cache(folder: Path) -> Iterator[None]:
 Answer = TypeVar("Answer")
 Inputs = Callable[[], dict[str, torch.Tensor]]
 """Function that creates a network's inputs. It must run in the compiler's thread, in inference mode, because PyTorch
-compiles other code for other tensors.
+compiles different code for tensors created elsewhere.
 """
 BACKEND: str | Callable[..., Any] = "inductor"
 _FORMAT = 1

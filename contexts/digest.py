@@ -114,7 +114,7 @@ _MAX_DEPTH = 200
 
 
 def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
-    """Return one digest (64 hex digits) of several values. `names`: what a RecipeError calls each value."""
+    """Return one digest (64 hex digits) of several values. `names`: the values' names in a RecipeError."""
     walk = _DigestWalk()
     walk.add_text("stoker-content-3")
     walk.add_text(f"python {sys.version_info.major}.{sys.version_info.minor}")

@@ -43,7 +43,7 @@ _MOST_TOKENS = 1_000_000
 _YES_OR_NO = {True: "yes", False: "no"}
 
 
-@context  # the key of a recipe covers this function's code, docstring and import
+@context  # a recipe's key depends on this function's code, docstring and import
 def encoder_model(
     path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
 ) -> EncoderModel:

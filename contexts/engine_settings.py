@@ -14,7 +14,7 @@ _STOKER_SETTING = {
     "model": "path", "dtype": "dtype", "max_model_len": "max_model_len", "tensor_parallel_size": "devices",
     "gpu_memory_utilization": "device_memory", "kv_cache_memory_bytes": "device_memory",
 }  # fmt: skip
-"""Stoker's setting for each argument of vLLM that Stoker replaces."""
+"""Stoker settings that replace vLLM arguments, by the name of the argument."""
 _RESERVED_ARGUMENTS = frozenset(
     {
         "distributed_executor_backend", "enable_sleep_mode", "max_logprobs", "enable_prompt_embeds", "enable_lora",

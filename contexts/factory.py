@@ -256,7 +256,7 @@ def make_recipe(
         packed = dumps_code((loader, args, kwargs, SourceLines()), what="recipe")
     except (RecipeError, SerializationError) as error:
         raise RecipeError(f"cannot make a recipe of {name}: {error}", loader=name) from error
-    with suppress(TypeError):  # a loader without weak references is not kept
+    with suppress(TypeError):  # do not keep a loader that forbids weak references
         _local_recipes[key] = _LocalRecipe(weakref.ref(loader), plain, CapturedObjects(loader))
         _local_recipes.move_to_end(key)
         if len(_local_recipes) > _MAX_LOCAL_RECIPES:

@@ -88,7 +88,7 @@ def may_read_own_files(code: types.CodeType) -> bool:
 
 
 def unwrap_partial(function: Any) -> Any:
-    """Return the function that `functools.partial` objects wrap."""
+    """Return the function inside nested `functools.partial` objects."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
@@ -265,7 +265,7 @@ def _referenced_objects(function: types.FunctionType, used: Iterable[str]) -> li
         for cell in function.__closure__:
             try:
                 found.append(cell.cell_contents)
-            except ValueError:  # the cell is empty
+            except ValueError:  # empty closure cell
                 found.append(_MISSING)
     if function.__defaults__:
         found += function.__defaults__
@@ -301,7 +301,7 @@ def _is_immutable(value: Any) -> bool:
         name = _module_globals(value).get("__name__")
         return type(name) is str and is_installed(name)
     if issubclass(kind, type):
-        is_static = not _class_flags(value) & _HEAP_TYPE_FLAG  # a class in C, such as NoneType
+        is_static = not _class_flags(value) & _HEAP_TYPE_FLAG  # a class written in C, like NoneType
         home = _class_attributes(value).get("__module__", "builtins")
         return is_static or _is_found_by_name(value, home, _class_qualname(value))
     if kind is types.FunctionType:

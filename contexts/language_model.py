@@ -66,7 +66,7 @@ def _build_sampling(
 
 
 class CausalLM:
-    """A language model and its tokenizer. Made by `load_causal_lm`. Calls of several slots share one batch."""
+    """A language model and its tokenizer. Made by `load_causal_lm`. Concurrent calls in the library share one batch."""
 
     def __init__(
         self, model: Any, tokenizer: Any, *, name: str = "", origin: str = "", engine: str | VLLMEngine = "auto",
@@ -128,7 +128,7 @@ class CausalLM:
 
     @property
     def reused_tokens(self) -> int:
-        """Number of prompt tokens that the engine took from kept prefixes."""
+        """Number of prompt tokens that the engine took from cached prefixes."""
         return (
             self._vllm_engine.reused_tokens
             if self._vllm_engine is not None
@@ -157,7 +157,7 @@ class CausalLM:
 
     def _limit_memory(self, device_memory_bytes: int, *, accepted: bool = False) -> None:
         if self._vllm_engine is not None and device_memory_bytes >= self._vllm_engine.started_bytes > 0:
-            return  # vLLM has reserved its memory at the start, and this limit is not smaller
+            return  # vLLM reserved its memory at the start, and the limit allows this memory
         weights = self._thread.engine.get_memory().weights_bytes
         room = device_memory_bytes - weights - PROCESS_BYTES
         if accepted or device_memory_bytes >= ambient.device_memory_bytes() > 0:
@@ -308,7 +308,7 @@ class CausalLM:
             yield runner
 
     def forget_prefixes(self) -> None:
-        """Drop all kept prefixes."""
+        """Drop all cached prefixes."""
         with self._thread.alone():
             if self._vllm_engine is not None:
                 self._vllm_engine.forget_prefixes()

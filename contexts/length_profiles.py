@@ -28,9 +28,9 @@ from stoker.whole_files import write_whole
 log = logging.getLogger(__name__)
 
 MOST_RUNTIMES = 8
-"""Maximum number of lengths; Arlo uses 8 for BERT."""
+"""Maximum number of input lengths; Arlo uses 8 for BERT."""
 MIN_GAIN = 0.05
-"""Share of the mean latency that one more length must save. Arlo §3.3 calls less than 5 % tiny."""
+"""Minimum saving by one more length, as a share of the mean latency. Arlo §3.3 calls less than 5 % tiny."""
 
 
 class LengthTime(msgspec.Struct, frozen=True):

@@ -116,7 +116,7 @@ def _replace_object_paths(value: Any, objects: Mapping[str, str], recipe: Recipe
 
 
 def find_modules_used_by(loader: Any) -> tuple[str, ...]:
-    """Return the installed modules that a loader uses, then its imported names as `module:attribute`."""
+    """Return the installed modules that a loader uses, followed by its imported names as `module:attribute`."""
     loader = unwrap_partial(loader)
     loader = getattr(loader, "__func__", loader)
     code = getattr(loader, "__code__", None)
@@ -166,7 +166,7 @@ class HubLogHandler(logging.Handler):
         limit = os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(ANSWER_S))
         constants = _hub_constants_module()
         if constants is not None and limit == str(ANSWER_S):
-            constants.HF_HUB_ETAG_TIMEOUT = ANSWER_S  # the zygote imported huggingface_hub before the variable was set
+            constants.HF_HUB_ETAG_TIMEOUT = ANSWER_S  # huggingface_hub may have been imported before the limit was set
         self._files.setLevel(logging.INFO)
         logging.getLogger("huggingface_hub").addHandler(self)
         return self

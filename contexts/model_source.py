@@ -1,4 +1,4 @@
-"""Facts about a model before it is loaded. This module imports no GPU library."""
+"""Find facts about a model without loading it. This module imports no GPU library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODEL_PRELOAD = (
     "stoker.contexts.encoder_loading", "transformers:AutoModelForCausalLM", "transformers:AutoModel",
     "transformers:AutoTokenizer", "transformers:AutoConfig", "transformers:DynamicCache",
 )  # fmt: skip
-"""Modules that a pilot preimports for every ready-made model. All these models share one zygote."""
+"""Modules that a pilot preimports for every ready-made model. These models share one zygote (parent process)."""
 
 
 class CallableModule(types.ModuleType):
@@ -125,7 +125,7 @@ def add_token_cache_to_needs(needs: Needs, source: str, *, dtype: str) -> Needs:
     )
     if not token_bytes or not longest:
         return needs
-    declared = needs.device_memory_bytes or needs.memory_bytes  # on a GPU, host memory counts only without a GPU limit
+    declared = needs.device_memory_bytes or needs.memory_bytes  # on a GPU: without a GPU limit, use the host's limit
     if on_cpu:
         declared = max(needs.memory_bytes, needs.device_memory_bytes)
     try:

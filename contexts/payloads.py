@@ -98,7 +98,7 @@ def pickle_if_small_builtin(value: Any) -> bytes | None:
 
 
 def dumps(value: Any, *, what: str = "argument") -> bytes:
-    """Return the bytes of a value. SerializationError names `what` and the unpicklable part."""
+    """Return the bytes of a value. Raises a SerializationError that names `what` and the unpicklable part."""
     if is_small_builtin(value, _MAX_PLAIN_DEPTH):
         return pickle.dumps(value, 5)
     return b"".join(dump_parts(value, what=what))
@@ -164,7 +164,7 @@ def _pickle_value(
         try:
             joined, body = pickle_with_options([], by_name=by_name)
             return pickle_with_options(joined, by_name=by_name)[1] if joined else body, buffers
-        except OpenHandleError:  # do not retry by name: a library would import the module, which may truncate the file
+        except OpenHandleError:  # do not retry by name: when a library imports the module, this may truncate the file
             raise
         except Exception:
             # A function pickled by value includes its module's globals, for example an unpicklable lock. Pickling by

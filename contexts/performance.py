@@ -112,7 +112,7 @@ def _is_database_damage(error: Exception) -> bool:
 
 
 _MAX_ROWS = {"waits": 2_000, "stays": 5_000, "counts": 20_000}
-"""Maximum rows of each table for one source of blocks."""
+"""Maximum rows of each table for one configured source of blocks."""
 _TRIM_EVERY = 100
 
 _HISTORY_SCHEMA = """
@@ -172,7 +172,7 @@ class PilotCount(msgspec.Struct, frozen=True):
 
 
 class Availability(msgspec.Struct, frozen=True):
-    """The records of one source of blocks, oldest first."""
+    """The records of one configured source of blocks, oldest first."""
 
     source: str
     waits: tuple[BlockWait, ...] = ()
@@ -419,7 +419,7 @@ class PerformanceStore:
 
 
 def _measured_from_sums(count: int, mean: float, spread: float, most: float) -> Measured:
-    """`spread`: sum of squared deviations from the mean."""
+    """Build a `Measured`. `spread`: sum of squared deviations."""
     sd = math.sqrt(max(0.0, spread) / (count - 1)) if count > 1 else 0.0
     return Measured(mean=mean, sd=sd, most=most, count=count)
 

@@ -72,7 +72,7 @@ def _mean_losses_of_rows(runner: ModelRunner, rows: list[Ids], inputs: list[Ids]
         for sample, target in enumerate(targets):
             if runner.can_share_prefixes:
                 told = after[number][sample][-len(target) :]
-                if len(told) < len(target):  # the input is empty: the prompt's logits predict the first token
+                if len(told) < len(target):  # the input is empty, so the prompt's logits predict the first token
                     told = torch.cat([first[number][None], told.reshape(-1, first.shape[1])])
             else:
                 told = runner.compute_all_logits([row + tails[sample]])[0, -len(target) :]

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 MAX_EQUAL_RATIO = 1.1
 """Two device kinds count as equally fast if their times differ by less than this factor."""
 
-Pair = tuple[str, str]
+DeviceKindPair = tuple[str, str]
 
 
-def compute_relative_speeds(ratios: Mapping[Pair, tuple[float, float]]) -> dict[str, float]:
+def compute_relative_speeds(ratios: Mapping[DeviceKindPair, tuple[float, float]]) -> dict[str, float]:
     """Return the speed of each kind relative to the fastest; empty if all are equally fast.
 
     `ratios`: by pair of kinds, the seconds of the first divided by the seconds of the second, and the ratio's weight.

@@ -15,9 +15,9 @@ from itertools import pairwise
 import msgspec
 
 MOST_SAMPLES = 200
-"""Maximum count of a cell; with larger counts, new samples would hardly change the cell's mean."""
+"""Maximum `count` of a `StepCell`; with larger counts, new samples would hardly change the cell's mean."""
 MOST_CELLS = 512
-"""Maximum number of cells: 16 powers of two for tokens times 32 for lengths."""
+"""Maximum number of `StepCell`s: 16 powers of two for tokens times 32 for lengths."""
 _MAX_NUMBER = 2.0**31
 _RELIABLE_COUNT = 4
 _MAX_FORECAST_RATIO = 3.0
@@ -275,7 +275,7 @@ def _interpolate(a: tuple[float, float], b: tuple[float, float], at: float) -> f
 
 
 class StepProfile(msgspec.Struct, frozen=True):
-    """Measured step times of an engine. `left_out`: number of samples that memory or time did not allow."""
+    """Measured step times of an engine. `left_out`: number of samples skipped for lack of memory or time."""
 
     times: StepTimes
     engine: str

@@ -403,7 +403,7 @@ class StreamedWeights:
         streamed = {tensor.data_ptr() for tensor in tensors.values()}
         if copied := next((name for name, each in model.state_dict().items() if each.data_ptr() not in streamed), ""):
             torch.cuda.empty_cache()
-            if any(stream.has_conversions for stream in self._streams):  # a second conversion may lose precision
+            if any(stream.has_conversions for stream in self._streams):  # a copied weight may have lost precision
                 why = "is made of other weights or keeps its own dtype, so it may have lost precision"
                 raise UnusualModelError(f"the weight {copied} {why}")
         model.config.name_or_path = model.name_or_path = self._place

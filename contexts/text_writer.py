@@ -10,7 +10,7 @@ import msgspec
 
 from stoker.contexts import ambient
 from stoker.contexts.forward import Ids
-from stoker.contexts.inference.adapter import NewToken, PromptToken, Sampling
+from stoker.contexts.inference.adapter import NewToken, Sampling, ScoredPromptToken
 from stoker.contexts.inference.engine_thread import EngineThread, Generation
 from stoker.contexts.prompts import PromptReader
 
@@ -172,12 +172,12 @@ class TextWriter:
         self._prompts.texts.check_prompt(row, sampling)
         return row
 
-    def _likelihoods(self, tokens: Sequence[NewToken | PromptToken]) -> Likelihoods:
+    def _likelihoods(self, tokens: Sequence[NewToken | ScoredPromptToken]) -> Likelihoods:
         text = self._prompts.token_text
         return tuple(
             (text(token.token), token.logprob, tuple((text(each.token), each.logprob) for each in token.likeliest))
             for token in tokens
-            if token.logprob is not None or isinstance(token, PromptToken)
+            if token.logprob is not None or isinstance(token, ScoredPromptToken)
         )
 
 

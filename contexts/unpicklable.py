@@ -99,7 +99,7 @@ def _iterate_parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{index}]", part) for index, part in enumerate(value))
     elif isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
-            with suppress(ValueError):  # the cell is empty
+            with suppress(ValueError):  # empty closure cell
                 yield f" variable {name!r} that it closes over", cell.cell_contents
         for index, part in enumerate(value.__defaults__ or ()):
             yield f" default value {index}", part

@@ -5,9 +5,9 @@ are sent by name with a *stamp*, a digest of the sizes and times of their files.
 imports the package again.
 
 Import statements find sent modules first. A process has one version of a module at a time. If a call needs another
-version, `before_replacing` may end the library. Otherwise functions are unpickled again (`count_replaced`). If calls
-run one at a time, a function finds only the modules sent with it. After a call has replaced a module of the context,
-later calls get the same module object back.
+version, `before_replacing` may end the library. Otherwise functions are unpickled again (`count_replacements`). If
+calls run one at a time, a function finds only the modules sent with it. After a call has replaced a module of the
+context, later calls get the same module object back.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class SentModules:
                 self._activate()
 
     def combined_with(self, other: SentModules) -> SentModules:
-        """Return the modules of both. If a name is in both, these modules win over those of `other`."""
+        """Return the modules of both. If both have a module of the same name, use this object's module."""
         both = SentModules({}, {**other._stamps, **self._stamps})
         both.found = {**other.found, **self.found}
         return both
@@ -293,7 +293,7 @@ class SentModules:
 before_replacing: Callable[[], None] | None = None
 """Function to call before another version replaces an imported module, unless the module belongs to the context."""
 _imported_at: dict[str, str] = {}
-"""Stamp of each linked package when it was imported."""
+"""Digest of each linked package's files at import time."""
 
 
 def count_replacements() -> int:

@@ -34,7 +34,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     out: str = ""
     fresh: bool = False
     permits: str = ""
-    """The file in which a gateway writes how many calls may start."""
+    """The file in which a gateway writes how many calls of the run may start."""
 
     @property
     def file_path(self) -> Path:

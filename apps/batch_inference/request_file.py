@@ -25,7 +25,7 @@ Admit = Callable[[ApiRequest], None]
 
 
 class RefusedLine(msgspec.Struct, frozen=True):
-    """A line that cannot be answered. `custom_id` is None if it is missing or used before."""
+    """A line that cannot be answered. `custom_id` is None if it is missing or an earlier line has it."""
 
     line: int
     custom_id: str | None
@@ -41,7 +41,7 @@ class CheckedFile(msgspec.Struct, frozen=True):
     refused: tuple[RefusedLine, ...]
     counts: dict[tuple[Endpoint, str], int]
     ignored: tuple[str, ...] = ()
-    """Names of request fields that do not change an answer."""
+    """Names of ignored request fields, which do not change an answer."""
 
     @property
     def line_count(self) -> int:
@@ -102,7 +102,7 @@ def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiR
 def parse_request_line(
     line: Line, *, seen: dict[str, int], admit: Admit, max_tokens: int = 0, ignored: Note = lambda _field: None
 ) -> ApiRequest | RefusedLine:
-    """Return the request of a line, or why it is refused. `seen`: line numbers by `custom_id`."""
+    """Return the request of a line, or why the line is refused. `seen`: earlier line numbers by `custom_id`."""
     custom_id: str | None = None
     try:
         fields = _parse_json_object(line.data)

@@ -98,7 +98,7 @@ def write_responses(path: Path, checked: CheckedFile, log: RecordLog, totals: Ba
 def make_error_lines(
     checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failures
 ) -> list[dict[str, Any]]:
-    """Return the output lines of requests without an answer, in the order of the file."""
+    """Return the output lines of requests without an answer, in the order of the request file."""
     lines = {
         one.line: make_error_line(one.custom_id, one.error, key=f"{checked.digest} {one.line}")
         for one in checked.refused

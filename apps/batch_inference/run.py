@@ -47,7 +47,7 @@ Recipes = Mapping[tuple[Endpoint, str], Recipe]
 
 
 def check_batch(options: BatchOptions, *, json: bool) -> int:
-    """Check the file without running calls. Return 1 if requests are refused, else 0."""
+    """Check the request file without running calls. Return 1 if requests are refused, else 0."""
     screen = Screen(json_only=json)
     checked, _ = _check_file_and_models(options)
     for line in _format_headline(checked):
@@ -96,7 +96,7 @@ def _run_missing_calls(
     failed: Failures = {}
     if len(work.log) == len(checked.custom_ids):
         return failed
-    each = {recipe.key: recipe for recipe in recipes.values()}  # two names may have one recipe
+    each = {recipe.key: recipe for recipe in recipes.values()}  # two model names may share a recipe
     sent: list[list[str]] = [[] for _ in each]  # the `custom_id` of each sent request, by job
 
     def make_missing_requests(names: Collection[tuple[Endpoint, str]], ids: list[str]) -> Iterator[ApiRequest]:
@@ -224,7 +224,7 @@ def _format_headline(checked: CheckedFile) -> list[str]:
 
 
 def convert_error_unless_fatal(error: Exception, *, line: int) -> ApiError:
-    """Return the API error of a failed call, or raise an error that stops the run."""
+    """Return the API error of a failed call, or raise `error` if it must stop the run."""
     own = isinstance(error, CallError | SerializationError) or not isinstance(error, StokerError)
     if not own or isinstance(error, ContextError | CallCancelledError):
         raise error

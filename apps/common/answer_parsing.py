@@ -50,9 +50,9 @@ class ReasoningParser:
         self._begin, self._end = marks
         self._is_reasoning = prompt.rstrip().endswith(self._begin)
         self._is_first = not self._is_reasoning
-        """True while the answer may still begin with the first reasoning mark."""
+        """True while the answer may still begin with the mark before reasoning."""
         self._is_blank = True
-        """True while the current part (reasoning or text) is blank."""
+        """True while leading whitespace of the current part is omitted."""
         self._held = ""
 
     def feed(self, text: str) -> AnswerDelta:
@@ -146,7 +146,7 @@ def choose_tool_format(request: ApiRequest, template: str) -> ToolFormat:
 
 
 def make_answer_parser(request: ApiRequest, *, template: str, prompt: str, place: int) -> AnswerParser | None:
-    """Return a parser, or None for ordinary text. `place`: index of the prompt in the request."""
+    """Return a parser, or None if the answer needs none. `place`: index of the prompt in the request."""
     if request.endpoint is not Endpoint.CHAT:
         return None
     marks = None

@@ -19,7 +19,7 @@ from stoker.decoding import UNREADABLE
 T = TypeVar("T")
 OK = 200
 _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-"""Characters that end a line for some readers (`str.splitlines`), with their JSON escapes."""
+"""Characters that some line readers (`str.splitlines`) treat as line ends, with their JSON escapes."""
 
 
 class BatchUse(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ def read_json(path: Path, kind: type[T]) -> T | None:
 
 
 def read_json_lines(path: Path, kind: type[T]) -> Iterator[T]:
-    """Yield the lines of a file that decode to `kind`. Other lines and a missing file are skipped."""
+    """Yield each line of a file, decoded to `kind`. Skip lines that cannot be decoded, and a missing file."""
     with suppress(FileNotFoundError), path.open("rb") as lines:
         for line in lines:
             with suppress(*UNREADABLE):

@@ -22,7 +22,7 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 class RunChoice(msgspec.Struct, frozen=True):
-    """The run folder (`out` for a new run, `resume` for an earlier run), and the form of the report."""
+    """The run folder (`out` for a new run, `resume` for an earlier run), and the format of the report."""
 
     out: Path | None = None
     resume: Path | None = None
@@ -107,7 +107,7 @@ def format_command(app: str, arguments: str, *, through_make: bool = False) -> s
 
 
 def align_next_steps(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the lines of the `next:` block for pairs of a command and its effect."""
+    """Return the aligned lines of the `next:` block. `lines`: pairs of a command and its effect."""
     wide = max((len(line) for line, _ in lines), default=0)
     return [
         f"  {'next: ' if number == 0 else '      '}{line:{wide}}   {why}" for number, (line, why) in enumerate(lines)

@@ -49,7 +49,7 @@ class DataRows(msgspec.Struct, frozen=True):
         return len(self.checksums)
 
     def __iter__(self) -> Iterator[DataItem]:
-        """Yield the rows. Raises ConfigError if a row has changed since the check."""
+        """Yield the rows. Raises ConfigError if a row has changed since the file was checked."""
         left = iter(self.checksums)
         for row in itertools.islice(read_rows(self.path), len(self.checksums)):
             item = _make_data_item(row, path=self.path, column=self.column)

@@ -82,7 +82,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vllm: dict[str, Any] = {}
 
     base: str = ""
-    """The base model of an adapter. The adapter gets the other settings of the base."""
+    """The base model of an adapter. Settings that an adapter cannot have are those of the base."""
     adapter: str = ""
     adapters: dict[str, str] = {}
     """Folders of all adapters of this model or of its base, by name. Users cannot set this field."""
@@ -184,7 +184,7 @@ def make_recipe_from_settings(settings: ModelSettings) -> Recipe:
 
 
 def _find_usable_adapters(settings: ModelSettings) -> dict[str, str]:
-    """Return the model's adapters. Skip unusable adapters, except the adapter of `settings`."""
+    """Return the usable adapters of the model, and the adapter of `settings` even if it is unusable."""
     found = {}
     for name, folder in settings.adapters.items():
         try:

@@ -120,7 +120,7 @@ def build_prompts(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
 
 
 def set_request_adapter(model: CausalLM, request: ApiRequest) -> ApiRequest:
-    """Set `sampling.adapter` if the request's model is an adapter of the loaded context."""
+    """Return the request, with `sampling.adapter` set if its model is an adapter of the loaded model."""
     if request.model not in model.adapters:
         return request
     return replace(request, sampling=replace(request.sampling, adapter=request.model))
@@ -214,8 +214,8 @@ def embed_request_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, 
     """Return the vectors of the texts, float32 `[texts, width]`, and the number of tokens. Raises ValueError."""
     if model.longest:
         for text in request.texts:
-            # Every token except a special token has at least one byte. A text with few bytes therefore fits, and its
-            # tokens need no count.
+            # Every token except a special token has at least one byte. A text with few bytes therefore fits without a
+            # count of its tokens.
             if len(text.encode()) + _MOST_SPECIAL_TOKENS > model.longest:
                 _check_length(model, model.count_tokens(text), "a text")
     vectors, tokens = model.embed_array(list(request.texts))

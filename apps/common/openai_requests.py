@@ -123,7 +123,7 @@ HONOURED = {
 _FORMS = {
     "json": "an object, or its JSON text", "regex": "a text", "choice": "a list of texts", "grammar": "a text",
 }  # fmt: skip
-"""vLLM's names of the structured output formats, with the valid values in words."""
+"""vLLM's names of the structured output formats, with a description of the valid values."""
 _FORM_FIELDS = frozenset({*(f"guided_{form}" for form in _FORMS), "structured_outputs", "response_format"})
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,), "best_of": (1,), "stream": (False,), "suffix": ("",), "functions": ([],),
@@ -251,7 +251,7 @@ def _read_template_options(body: Body) -> Iterable[tuple[str, Any]]:
 
 
 def _read_token_id_prompts(prompt: Any) -> tuple[TokenIds, ...]:
-    """Return prompts of token ids, or nothing if the prompts are texts."""
+    """Return prompts of token ids, or an empty tuple if the prompts are texts."""
     if not isinstance(prompt, list) or not prompt or not any(isinstance(each, int | list) for each in prompt):
         return ()
     prompts = prompt if isinstance(prompt[0], list) else [prompt]

@@ -73,7 +73,7 @@ class RunAttempt(msgspec.Struct):
 
     @property
     def results_per_second(self) -> float:
-        """Results per second. The time includes session start and loads."""
+        """Results per second. The time includes the session start and model loads."""
         return self.made / self.wall_s if self.wall_s else 0.0
 
     @property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LengthsRequest(msgspec.Struct, frozen=True):
-    """A measurement of an encoder. `step`: tokens between two measured lengths, 0 = the model's choice."""
+    """A measurement of an encoder. `step`: tokens between two measured lengths; 0: the encoder chooses."""
 
     step: int = 0
     dtype: str = "auto"

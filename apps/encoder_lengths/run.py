@@ -1,4 +1,4 @@
-"""Measure a profile, and print the latency by length, the recommended lengths, and code that uses them."""
+"""Measure an encoder, and print its latency by length, the recommended lengths, and code that uses them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def format_disturbance_warning(profile: EncoderProfile) -> str:
 
 
 SAMPLE = 4000
-"""Maximum number of texts in the sample whose tokens are counted."""
+"""Maximum number of sampled texts whose tokens are counted."""
 _READ_ROWS = 200_000
 """Number of rows from which the sample is drawn."""
 
@@ -116,7 +116,7 @@ def measure_encoder(
     *, model: str = "", texts: str = "", text: str = "text", site: str = "", step: int = 0, dtype: str = "auto",
     compiled: str = "auto", json: bool,
 ) -> int:  # fmt: skip
-    """Measure an encoder. `texts`, `text`: a file and its column. Return the exit status: 0, or 130 after Ctrl-C."""
+    """Measure an encoder. `texts`: a data file; `text`: its column. Return the exit status: 0, or 130 after Ctrl-C."""
     if not model:
         raise ConfigError("encoder_lengths needs an encoder: --model PATH", key="model")
     recipe = encoder(model, dtype=dtype)

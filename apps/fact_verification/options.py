@@ -169,7 +169,7 @@ class PromptTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def prefix(self) -> str:
-        """The text before the first placeholder, which all claims share."""
+        """The text before the first placeholder. All claims share this text."""
         return _PLACES.split(self.text, maxsplit=1)[0]
 
     def fill(self, claim: Claim) -> str:

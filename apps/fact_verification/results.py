@@ -40,7 +40,7 @@ def wilson_interval(right: int, total: int) -> tuple[float, float]:
     share, square = right / total, Z_95 * Z_95
     middle = (share + square / (2 * total)) / (1 + square / total)
     half = Z_95 / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
-    # Set the exact bounds for no and for all right answers, because rounding errors change them.
+    # If no answer or every answer is right, set the exact bound, because rounding errors change it.
     low = 0.0 if right == 0 else max(0.0, middle - half)
     high = 1.0 if right == total else min(1.0, middle + half)
     return low, high

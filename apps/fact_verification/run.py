@@ -106,7 +106,7 @@ def _format_command(arguments: str) -> str:
 
 
 def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
-    """Return the model's recipe at the chosen level of awareness, and the model's identity."""
+    """Return the model's recipe with the chosen level of context awareness, and the model's identity."""
     path = options.model or default_model()
     # With an awareness below `full`, each call loads the model, as in the paper's context-agnostic and partial-context
     # versions.

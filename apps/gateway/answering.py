@@ -71,7 +71,7 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscati
 
 
 class ParsedModelRequest(msgspec.Struct, frozen=True):
-    """A checked request. `choices`: one request per choice; `best`: choices to return per prompt, 0 = all."""
+    """A checked request. `choices`: one request per choice; `best`: number of choices to return per prompt, 0 = all."""
 
     request: ApiRequest
     choices: tuple[ApiRequest, ...]
@@ -129,9 +129,7 @@ def parse_model_request(
 
 
 def estimate_request_tokens(asked: ParsedModelRequest) -> tuple[int, int]:
-    """Estimate the tokens that a request reads (one per four characters) and writes, for a client that has
-    disconnected.
-    """
+    """Estimate how many tokens a request reads (one per four characters) and writes, if its client has disconnected."""
     read = sum(max(1, len(text) // TOKEN_CHARACTERS) for text in asked.request.input_texts)
     read += sum(map(len, asked.request.ids))
     if asked.request.endpoint is Endpoint.EMBEDDINGS:
@@ -229,7 +227,7 @@ class ModelEndpoints:
         self, models: ServedModels, watch: SessionWatch, hold: Callable[[Caller], Awaitable[CountedRequest]],
         metrics: GatewayMetrics, *, most_bytes: int,
     ) -> None:  # fmt: skip
-        """`hold`: counts a new request for its key, or raises RequestRefused if a limit is reached."""
+        """`hold`: counts a request against the limits of its key, or raises RequestRefused at a limit."""
         self._models = models
         self._watch = watch
         self._hold = hold

@@ -125,7 +125,7 @@ class BatchPermitGranter:
         self._file.reset_counts()
 
     def take_over_permits(self, *, unanswered: int) -> None:
-        """Take over the permits of an earlier gateway. `unanswered`: number of unanswered requests."""
+        """Take over the permits that an earlier gateway granted. `unanswered`: number of unanswered requests."""
         self._allowed = self._file.read_permits(default=0)
         self._use = self._file.read_batch_use(default=self._use)
         self._most = self._use.ended + unanswered

@@ -154,7 +154,7 @@ class GatewayBatches:
             raise
 
     async def _find_or_start_process(self, followed: MonitoredBatch) -> None:
-        """May raise OSError; then call this method again."""
+        """Find or start the process. After an OSError, call again."""
         batch = self._expire_if_due(followed)
         if batch is None or batch.status not in _OPEN:
             return
@@ -181,7 +181,7 @@ class GatewayBatches:
         counting = asyncio.create_task(self._count_usage_until_cancelled(followed.id))
         try:
             while not ending.done():
-                with contextlib.suppress(OSError):  # the next round checks again
+                with contextlib.suppress(OSError):  # the loop repeats the check
                     self._expire_if_due(followed)
                 await asyncio.wait({ending}, timeout=_WINDOW_LOOK_S)
             return ending.result()
@@ -197,7 +197,7 @@ class GatewayBatches:
         with contextlib.suppress(OSError):
             batch = self._read_batch(id)
         if batch is None:
-            return  # `_record_batch_usage` counts it at the end
+            return  # at the end, `_record_batch_usage` counts the usage
         reader = self._make_usage_reader(batch)
         while True:
             more = False
@@ -278,7 +278,7 @@ class GatewayBatches:
             batch.completed, batch.failed = summary["answered"], summary["errors"]
             if errors.exists():
                 await asyncio.to_thread(copy_errors_for_client, errors, run / _CLEANED)
-        elif batch.status == "in_progress" and code is None:  # it was stopped while no gateway ran, so start it again
+        elif batch.status == "in_progress" and code is None:  # the process ended while no gateway ran: start it again
             return False
         else:
             batch.status, why, message = _EARLY_ENDS[batch.status]

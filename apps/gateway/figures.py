@@ -1,4 +1,4 @@
-"""The metrics of a gateway's requests for Prometheus, and the figures of its models."""
+"""Prometheus metrics of a gateway's requests, and data about its models to display."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class GatewayMetrics:
         self.errors.labels(str(status)).inc()
 
     def count_if_late_refusal(self, model: ServedModel, error: BaseException) -> bool:
-        """Count an error that refuses a late request, and return True. Ignore other errors."""
+        """Return True, and count the error, if it refuses a request that would be answered too late."""
         is_late = error_for_client(error).code == OBJECTIVE_UNREACHABLE
         if is_late:
             model.meter.refused += 1
@@ -150,7 +150,7 @@ _CANCEL_LIMIT_S = 1.0
 
 
 class RunningRequest:
-    """A running request and its metrics. `held`: counts the request for the limits of its key."""
+    """A running request and its metrics. `held`: counts the request against the limits of its key."""
 
     def __init__(
         self, metrics: GatewayMetrics, model: ServedModel, endpoint: Endpoint, *, begun: float,

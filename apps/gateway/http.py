@@ -293,7 +293,7 @@ async def keep_gateway_note_updated(
                 await asyncio.to_thread(write_gateway_note, session.folder, name, note)
                 told = ""
             except OSError as error:  # usually a full disk
-                why = error.strerror or str(error)  # `str(error)` names a new file each time
+                why = error.strerror or str(error)  # each `str(error)` contains a new file name
                 if told != why:
                     told = why
                     log.warning("stoker status will not show this gateway's models: %s", error)
@@ -364,7 +364,7 @@ def guard_handler(
 async def _answer_error(request: Request, error: Exception) -> Response:
     log_failure(error, request)
     answer = make_error_response(error)
-    if id := request.scope.get("state", {}).get("request_id"):  # no middleware sets it after an unknown error
+    if id := request.scope.get("state", {}).get("request_id"):  # no middleware adds this id after an unexpected error
         answer.headers["x-request-id"] = id
     return answer
 

@@ -178,7 +178,7 @@ class KeyFile:
         self._write_to_disk(kept)
 
     def remove_group(self, name: str) -> None:
-        """Remove a group without keys."""
+        """Remove a group that has no keys."""
         kept = self._read_from_disk()
         _check_name_exists(name, kept.groups, "group")
         if members := [each.name for each in kept.keys.values() if each.group == name]:
@@ -259,7 +259,7 @@ class Caller(msgspec.Struct):
 
 
 class CountedRequest:
-    """A running request that counts for its key and group. `ends`: functions that count its end and its tokens."""
+    """A running request that counts for its key and group. `ends`: functions that record its end and its tokens."""
 
     def __init__(self, *ends: Callable[..., None]) -> None:
         self.tokens = 0
@@ -306,7 +306,7 @@ class KeyGuard:
     def begin_request(
         self, caller: Caller, *, used: Callable[[KeyLimits], KeyLimits] = lambda limits: limits
     ) -> CountedRequest:
-        """Count a new request for its key and group. `used`: returns the part of the limits that it may use. Raises
+        """Count a new request for its key and group. `used`: may reduce the limits for this check. Raises
         RequestRefused (429).
         """
         now = time.monotonic()
@@ -327,7 +327,7 @@ class KeyGuard:
         return self.begin_request(caller)
 
     def resume_request(self, caller: Caller) -> CountedRequest:
-        """Count a running request of an earlier gateway, without a check of the limits."""
+        """Count a running request that an earlier gateway began, without a check of the limits."""
         for each in caller.limit_owners:
             each.use.running += 1
         return CountedRequest(*(each.use.count_request_end for each in caller.limit_owners))

@@ -34,8 +34,8 @@ class ListeningAddress(NamedTuple):
     scheme: str = "http"
 
     def format_help_lines(self, shown: str, *, path: str) -> Iterator[str]:
-        """Yield lines that explain how to reach the address: `shown` for a port, or a curl command that reads `path`
-        from a Unix socket.
+        """Yield lines that explain how to reach the address: the text `shown` for a port, or a curl command that reads
+        `path` from a Unix socket.
         """
         if not self.port:
             curl = f"curl --unix-socket {self.address} {self.scheme}://stoker{path}"
@@ -50,7 +50,7 @@ class ListeningAddress(NamedTuple):
 def open_listener(
     host: str, port: int, uds: str, *, keys: KeyFile, scheme: str = "http", **choice: Any
 ) -> ListeningAddress:
-    """Listen at an address. Raises ConfigError, also if other machines could connect without keys. `choice`: see
+    """Listen at an address. Raises ConfigError, for example if other machines could connect without keys. `choice`: see
     `listen_on_port`.
     """
     keys.read_current()

@@ -24,9 +24,9 @@ from stoker.units import parse_seconds
 HEADERS = {"stoker-ttft": "ttft", "stoker-tpot": "tpot"}
 """Request headers, and the call option that each sets."""
 _COUNTED = 20_000
-"""Maximum characters of a prompt that are tokenized. The count of a longer prompt is extrapolated."""
+"""Maximum number of characters of a prompt that are tokenized. The count of a longer prompt is extrapolated."""
 _AT_ONCE = 2_000
-"""Maximum characters that are tokenized in the event loop's thread."""
+"""Maximum number of characters that are tokenized in the event loop's thread."""
 TOKEN_CHARACTERS = 4
 """Assumed characters per token without a tokenizer."""
 _MESSAGE_TOKENS = 4

@@ -37,7 +37,7 @@ class FigureHistory:
         self._longest_s = longest_s
         self._step_s = 1
         self._steps: dict[int, tuple[int, dict[str, float]]] = {}
-        """By time step, counted from 1970: number of samples, and the sum of each value."""
+        """For each time step, counted from 1970: number of samples, and the sum of each value."""
 
     def add_sample(self, now: float, values: Mapping[str, float]) -> None:
         step = int(now // self._step_s)

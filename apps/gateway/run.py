@@ -44,7 +44,7 @@ class GatewayState(msgspec.Struct, frozen=True):
 
 
 class GatewayFolder:
-    """The folder of a gateway. `site`: empty for this machine."""
+    """A gateway's folder. `site`: site file, or empty for this machine."""
 
     def __init__(self, site: str, models: Path) -> None:
         named = "\n".join([str(Path(site).resolve()) if site else "", str(models.resolve())])
@@ -54,7 +54,7 @@ class GatewayFolder:
         self._lock: int | None = None
 
     def lock_and_read_state(self) -> GatewayState:
-        """Lock the folder and return the last state. Raises SessionError if it is locked."""
+        """Lock the folder and read its state. Raises SessionError if another gateway holds the lock."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self.folder / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         state = read_json(self._file, GatewayState) or GatewayState()

@@ -101,7 +101,7 @@ class FirstTokenWaits(msgspec.Struct):
 
 
 class FirstTokenForecast(msgspec.Struct, frozen=True):
-    """The expected time to first token of a request, the reason, and the time without other requests."""
+    """The expected time to a request's first token, the reason for it, and the time if there were no other requests."""
 
     first_token_s: float
     because: str
@@ -218,7 +218,7 @@ class ServedModel:
         self._apps: dict[str, StokerApp] = {}
 
     def prepare_recipe(self) -> None:
-        """Read the model's folder once. Raises RequestRefused if the model is unusable."""
+        """Make the recipe and apps, unless they exist. Raises RequestRefused if the model is unusable."""
         if self.recipe is not None:
             return
         try:
@@ -270,7 +270,7 @@ class ServedModels(dict[str, ServedModel]):
         self.honoured = honoured
 
     def get_model(self, name: str) -> ServedModel:
-        """Raises RequestRefused (404) for an unknown name."""
+        """Get the model, or raise RequestRefused (404) if unknown."""
         if name not in self:
             said = f"the model {name!r:.200} does not exist; the models are {', '.join(self)}"
             raise RequestRefused(said, param="model", code="model_not_found", status=404)
@@ -378,8 +378,8 @@ class SessionWatch:
     async def _load_model(self, model: ServedModel, count: int) -> None:
         assert model.recipe is not None
         try:
-            # If the policy admits requests, ask it for one library only: it loads the remaining libraries of `min`
-            # itself.
+            # If the policy admits requests, ask for one library only: the policy itself loads the remaining libraries
+            # of `min`.
             await asyncio.wrap_future(self.session.warm(model.recipe, 1 if model.is_admitted_by_policy else count))
             self._failures.pop(model.name, None)
         except Exception as error:

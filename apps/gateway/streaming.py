@@ -255,7 +255,7 @@ class StreamedAnswer:
             raise
 
     async def end_request(self) -> None:
-        """Count the request and end its calls, after the response or a disconnect."""
+        """After the response or a disconnect, record the request's metrics and end its calls."""
         running, chunks = self._running, self._chunks
         running.count_prompt_tokens(chunks.read)
         running.count_tokens(chunks.read, chunks.written)

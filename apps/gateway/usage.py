@@ -117,7 +117,7 @@ _REPLACE_BATCH = f"INSERT OR REPLACE INTO batches (batch, model, day, {_NAMES}) 
 
 
 class UsageFile:
-    """The usage counts in an SQLite file. The methods raise OSError and sqlite3.Error."""
+    """The usage counts in an SQLite file. The methods may raise OSError and sqlite3.Error."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

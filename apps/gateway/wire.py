@@ -77,7 +77,7 @@ class JSONResponse(Response):  # type: ignore[misc]  # starlette has no types he
 
 
 def stream_json_parts(parts: Iterator[bytes]) -> Response:
-    """Answer with JSON that is encoded in parts during sending, to limit memory."""
+    """Answer with JSON that is encoded in parts during sending, to limit memory use."""
     first, second = next(parts), next(parts, None)
     if second is None:
         return Response(first, media_type="application/json")

@@ -63,7 +63,7 @@ class GatewayPeer:
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._work: dict[int, asyncio.Task[None]] = {}
-        """Running calls of the other process, by number."""
+        """Running calls for the other process, by call number."""
         self._is_over = False
 
     async def call_peer(self, name: str, *given: Any) -> Any:
@@ -155,7 +155,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
 
 class _RunningWorker:
-    """A running worker. `held`: running requests of keys, by the worker's request numbers."""
+    """A running worker. `held`: running requests that count for a key, by the worker's request numbers."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -287,7 +287,7 @@ class GatewayWorkers:
     async def _answer_forwarded_request(
         self, worker: _RunningWorker, app: ASGIApp, number: int, scope: dict[str, Any]
     ) -> None:
-        """Answer a forwarded request. Each message waits until the worker has sent it to the client."""
+        """Answer a forwarded request. After each message, wait until the worker has sent it to the client."""
         await app(
             scope, partial(worker.peer.call_peer, "receive", number), partial(worker.peer.call_peer, "send", number)
         )

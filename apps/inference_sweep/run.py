@@ -69,7 +69,7 @@ def make_log_records(
 
 
 def make_result_rows(sweep: Sweep, log: Records, failed: Records) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the results file, by combination, then by input row."""
+    """Yield the rows of the results file: for each combination, one row per input row."""
     for combination in sweep.combinations:
         digest, name = combination.digest, combination.name
         for item in sweep.rows:

@@ -1,4 +1,4 @@
-"""Measure one profile and print its tables."""
+"""Measure a model's profile and print its tables."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def make_tuning_recipe(model: str, *, devices: int = 1) -> tuple[Recipe, str]:
 
 
 def limit_gang_to_batch(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:
-    """Limit the gang sizes so that each rank gets a sample of a batch. Raises ConfigError if no size remains."""
+    """Limit the gang sizes to the number of samples in a batch. Raises ConfigError if no size remains."""
     least, largest = gang if isinstance(gang, tuple) else (gang, gang)
     most = job.training.batch
     if least > most:

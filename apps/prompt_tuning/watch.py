@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _MOST_CALLS = 1000
 _LEAST_ITERATIONS = 10
-"""Number of iterations on the current devices after which the measured pace predicts the end."""
+"""Number of iterations on the current devices after which the measured pace predicts the job's end."""
 
 
 class SessionPicture(msgspec.Struct, frozen=True):
@@ -210,7 +210,7 @@ class SubmittedJob:
             self.unwritten = str(error)
 
     def record_stop(self, why: str) -> None:
-        """Record that the submitter stops waiting, unless the run folder cannot be written."""
+        """Record why the submitter stops waiting, unless the run folder cannot be written."""
         if not self.entry.phase.is_over:
             with contextlib.suppress(StokerError):
                 self._update_entry(phase=JobPhase.STOPPED, why=why, ended_at=self._clock.now())

@@ -71,7 +71,7 @@ class TokenLikelihood(msgspec.Struct, frozen=True):
     logprob: float
 
 
-class PromptToken(msgspec.Struct, frozen=True):
+class ScoredPromptToken(msgspec.Struct, frozen=True):
     token: int
     logprob: float | None = None
     likeliest: tuple[TokenLikelihood, ...] = ()
@@ -90,7 +90,7 @@ class NewToken(msgspec.Struct, frozen=True):
     likeliest: tuple[TokenLikelihood, ...] = ()
     error: str = ""
     option: str = ""
-    prompt: tuple[PromptToken, ...] = ()
+    prompt: tuple[ScoredPromptToken, ...] = ()
 
 
 class EngineMemory(msgspec.Struct, frozen=True):
@@ -106,7 +106,7 @@ class EngineMemory(msgspec.Struct, frozen=True):
 
 
 class TokenCache(msgspec.Struct, frozen=True, array_like=True):
-    """Memory of a loaded model on each device. `tokens`: size of the smallest useful cache, or of a fixed cache."""
+    """Memory of a loaded model on each device. `tokens`: tokens in the smallest useful cache, or in a fixed cache."""
 
     weights_bytes: int = 0
     token_bytes: int = 0
@@ -133,7 +133,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     rows: int = 0
     cache_tokens: int = 0
     peak_tokens: int = 0
-    reused_tokens: int = 0  # prompt tokens that the engine took from kept prefixes
+    reused_tokens: int = 0  # prompt tokens that the engine took from cached prefixes
 
     @property
     def is_cache_too_small(self) -> bool:

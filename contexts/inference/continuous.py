@@ -31,7 +31,7 @@ from stoker.contexts.inference.peft_adapters import AdaptedTokens, Adapter, Adap
 
 @dataclass(eq=False)
 class GraphStepLauncher:
-    """Launches decode steps as captured graphs. A step may start before the tokens of the step before it are read."""
+    """Launches decode steps as captured graphs. A step can start before the host reads the previous step's tokens."""
 
     graphs: DecodeGraphs
     batch: RunningBatch
@@ -170,7 +170,7 @@ class ContinuousEngine:
         )  # fmt: skip
 
     def get_memory(self) -> EngineMemory:
-        """Measure the engine's memory. Adapters count as weights; kept prefixes and graphs count as cache."""
+        """Measure the engine's memory. Adapters count as weights; cached prefixes and CUDA graphs count as cache."""
         graphs = 0 if self._ahead is None else self._ahead.graphs.held_bytes
         adapters = self._bank.size_bytes + (self._adapters.size_bytes if self._decoder.device.type == "cpu" else 0)
         return EngineMemory(
@@ -254,8 +254,8 @@ class ContinuousEngine:
         return tokens
 
     def _compute_step(self, step: Step) -> tuple[Step, int]:
-        """Compute a step. Return the step without the tokens that kept prefixes supply, and the mean row length of a
-        decode step.
+        """Compute a step. Return the step without the tokens that were found in cached prefixes, and the mean row
+        length of a decode step.
         """
         writing = {id for id in step.requests if self._batch.running[id].is_decoding}
         reads = [
@@ -268,8 +268,8 @@ class ContinuousEngine:
             for array in self._store.arrays.values()
             if writing.intersection(array.requests)
         ]
-        # All rows of an array compute together, so a row that does not decode gets a dummy token. Prompt parts come
-        # last, because they overwrite the keys and values of the dummy tokens.
+        # All rows of an array are computed together, so a row that does not decode gets a dummy token. Prompt parts
+        # come last, because they overwrite the keys and values of the dummy tokens.
         parts: list[ReadPart | DecodePart] = [*decode_parts, *reads]
         tokens: list[int] = []
         positions: list[int] = []

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _WINDOW_S = 0.5  # seconds of computation between two checks of the processor time
 _CROWDED_SHARE = 0.75  # if each thread gets less than this share of a core and few cores are idle, use fewer threads
-_MIN_IDLE_CORES = 0.8  # mean number of idle cores that allows one more thread
+_MIN_IDLE_CORES = 0.8  # add threads if at least this many cores are idle on average
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 5.0, 300.0
 
 

@@ -25,7 +25,7 @@ Replay = Callable[[], None]  # a function that enqueues captured work on the dev
 
 
 class CudaGraphs:
-    """Captures functions as CUDA graphs, which share one private memory pool of `held_bytes`."""
+    """Captures functions as CUDA graphs, which share one private memory pool. `held_bytes`: size of the pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -47,7 +47,7 @@ class CudaGraphs:
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                     function()
-            finally:  # if the end of a capture fails, PyTorch stays on the side stream
+            finally:  # if the capture fails at its end, PyTorch leaves the side stream selected
                 torch.cuda.set_stream(current)
             self.held_bytes += max(0, torch.cuda.memory_reserved() - before)
         replay: Replay = graph.replay
@@ -99,7 +99,7 @@ def create_cuda_graphs(device: torch.device) -> CudaGraphs | None:
 log = logging.getLogger(__name__)
 
 USES_BEFORE_CAPTURE = 4
-"""Number of steps with the same shape before it is captured. A capture takes as long as about 20 steps."""
+"""Number of steps of one shape before this shape is captured. A capture takes as long as about 20 steps."""
 _MAX_GRAPHS = 64
 _PROBE_TOKENS, _PROBE_STEPS = 7, 3
 
@@ -176,8 +176,8 @@ class DecodeGraphs:
     def launch(
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
     ) -> LaunchedStep | None:
-        """Launch a step; capture the step first if its shape was used often. Return None if the step must run eagerly.
-        `after`: previous step, whose new tokens stay on the device; this requires a graph for the shape.
+        """Launch a step; capture the step first if its shape was used often. Return None if the step must run without a
+        graph. `after`: previous step, whose new tokens stay on the device; `after` requires a graph for the shape.
         """
         if shape.key not in self._graphs or self._graphs[shape.key][1] != shape.versions:
             if after is not None:
@@ -288,8 +288,8 @@ class DecodeGraphs:
     # ---- comparison with eager steps
 
     def _measure_difference(self) -> float:
-        """Run captured and eager steps. Return by how many standard deviations the eager logit of a captured step's
-        token is below the highest eager logit.
+        """Compute the same steps with and without a graph. Return how far the logit of the graph's token lies below the
+        highest logit (both without a graph), in standard deviations.
         """
         decoder, store = self._decoder, self._decoder.new_store()
         tokens = [7 * place % decoder.vocabulary for place in range(_PROBE_TOKENS)]

@@ -151,8 +151,8 @@ class ReadPart:
 
 
 class DecodePart:
-    """A decode step of the first rows of an array. `places`: the positions as host numbers, if known, so that attention
-    can end at the largest.
+    """A decode step of the first rows of an array. `places`: the positions as Python integers, if known, so that
+    attention can end at the largest position.
     """
 
     def __init__(
@@ -362,8 +362,8 @@ class LeanDecoder:
 
 
 def build_lean_decoder(model: Any, *, copy_dtype: torch.dtype | None = None) -> tuple[LeanDecoder | None, str]:
-    """Return a fast decoder for the model, or None and the reason. `copy_dtype`: dtype of a reordered weight copy, if
-    any.
+    """Return a fast decoder for the model, or None and the reason. `copy_dtype`: dtype of a reordered copy of the
+    weights, if one is wanted.
     """
     config = model.config
     if config.model_type not in _SUPPORTED_MODEL_TYPES:

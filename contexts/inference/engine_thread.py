@@ -166,7 +166,7 @@ class EngineThread:
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="stoker-engine", daemon=True)
         self._thread.start()
-        release_helper_threads()  # release the helpers of the thread that loaded the model
+        release_helper_threads()  # release the helper threads of the thread that loaded the model
         atexit.register(_close_at_exit, weakref.ref(self), self._thread, self._pid)
 
     @property
@@ -232,8 +232,8 @@ class EngineThread:
             stop.remove_wake_function(cancel)
 
     def sleep(self) -> None:
-        """Put the engine to sleep. Until `wake`, the engine takes no device turns. Raises RuntimeError while requests
-        run.
+        """Put the engine to sleep. Until `wake`, the engine does not compete for its devices. Raises RuntimeError while
+        requests run.
         """
         self.run(lambda: self._set_asleep(asleep=True))
 

@@ -23,8 +23,8 @@ from stoker.contexts.inference.adapter import (
     GenerationRequest,
     ModelTexts,
     NewToken,
-    PromptToken,
     Sampling,
+    ScoredPromptToken,
     TokenLikelihood,
     WrittenText,
 )
@@ -47,7 +47,7 @@ _EXPECTED_ROWS = 64
 
 
 def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Return the dtypes that suit a packed weight copy on a CPU, fastest first; empty if none does."""
+    """Return the dtypes that suit a packed copy of the weights on a CPU, fastest first; empty if none does."""
     if dtype == torch.bfloat16 and not has_fast_bfloat16():
         return torch.float32, dtype
     return (dtype,) if dtype in (torch.float32, torch.bfloat16) else ()
@@ -71,7 +71,7 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layers to inputs `[rows, in]`. Return their outputs side by side, `[rows, out]`."""
-        if self._packed is not None:  # also for one row, where it is slower, so that results do not depend on the batch
+        if self._packed is not None:  # use this for one row too, although slower: results must not depend on the batch
             wide = x.float() if self._converts_to_float32 else x
             product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(wide, self._packed, self._bias, "none", [], "")
             return product.to(x.dtype)
@@ -93,7 +93,7 @@ class PackedLinear:
             self._bias = self._joined_bias(self._fused.dtype)
 
     def release_fused_weights(self) -> None:
-        if self._fused is not None:  # a packed layer is not fused, and must keep its bias
+        if self._fused is not None:  # packed layers are not fused, and must keep their bias
             self._fused = self._bias = None
 
     def _joined_bias(self, dtype: torch.dtype) -> torch.Tensor | None:
@@ -193,7 +193,7 @@ def sample_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) -
     order = None
     if nucleus:
         chances, order = chances.sort(dim=-1, descending=True, stable=True)
-        chances = chances.masked_fill(chances.cumsum(dim=-1) - chances >= top_p, 0.0)  # keep the likeliest token
+        chances = chances.masked_fill(chances.cumsum(dim=-1) - chances >= top_p, 0.0)  # keeps the likeliest token
     sums = chances.cumsum(dim=-1)
     total = sums[:, -1:]
     place = torch.searchsorted(sums, numbers * total, right=True).clamp(max=logits.shape[-1] - 1)
@@ -240,17 +240,17 @@ def positions_scored_at_once(vocabulary: int) -> int:
 
 
 class PromptScores:
-    """The log-likelihoods of a prompt's tokens. `most`: number of likeliest tokens per token. `before`: length of the
-    soft prompt.
+    """The log-likelihoods of a prompt's tokens. `most`: number of likeliest tokens to list at each position. `before`:
+    length of the soft prompt.
     """
 
     def __init__(self, prompt: Sequence[int], *, most: int, before: int = 0) -> None:
         self._most = most
         self._before = before
-        self._tokens = [PromptToken(token) for token in prompt]
+        self._tokens = [ScoredPromptToken(token) for token in prompt]
 
     @property
-    def tokens(self) -> tuple[PromptToken, ...]:
+    def tokens(self) -> tuple[ScoredPromptToken, ...]:
         return tuple(self._tokens)
 
     def score_following_tokens(self, start: int, logits: torch.Tensor) -> None:
@@ -266,7 +266,7 @@ class PromptScores:
         chances, likeliest = rows.topk(min(self._most, rows.shape[-1]))
         found = zip(tokens, own[:, 0].tolist(), likeliest.tolist(), (chances - total).tolist(), strict=True)
         for at, (token, logprob, ids, logprobs) in enumerate(found, start=first + skipped):
-            self._tokens[at] = PromptToken(token, logprob, tuple(map(TokenLikelihood, ids, logprobs)))
+            self._tokens[at] = ScoredPromptToken(token, logprob, tuple(map(TokenLikelihood, ids, logprobs)))
 
 
 class RequestText:

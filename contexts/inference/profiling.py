@@ -38,7 +38,7 @@ class StepCollector:
     def __init__(self) -> None:
         self.known = StepModel()
         self.paused = False  # true while a profiler measures
-        self.urgent = False  # true if a profiler's times wait to be sent
+        self.urgent = False  # true if measured times should be sent soon
         self._unsent = StepModel()
         self._taken = threading.Event()
         self._steps = 0
@@ -89,7 +89,7 @@ PROFILED_LENGTH = 4096  # maximum tokens of a measured prompt
 _QUICK_PROFILED_LENGTH = 1024
 _SHORTEST_PROMPT = 16
 _WORKLOAD_COUNT = 100
-_MEDIAN_WEIGHT = 20  # a median counts as much as this number of steps measured during calls
+_MEDIAN_WEIGHT = 20  # a profiled median counts as much as this many steps measured during calls
 _FIRST_REQUEST_ID = 1 << 60
 
 
@@ -157,7 +157,7 @@ class EngineProfiler:
             yield from self._prefill_sample(rows, start, count)
 
     def _prefill_sample(self, rows: int, start: int, count: int) -> Iterator[StepSample]:
-        for _ in range(2 if start else 0):  # read the prefix twice, because the engine then keeps it in its cache
+        for _ in range(2 if start else 0):  # read the prefix twice, so that the engine keeps the prefix in its cache
             self._measure_prefill([self._shared_prefix[:start] + self._random_tokens(8)], start=start)
         taken = []
         for _ in range(self._effort.repeats):
@@ -252,7 +252,7 @@ class EngineProfiler:
         lengths = sorted(lengths, reverse=True)  # the longest first: if it does not fit, no other request is open yet
         repeats, rows = self._effort.repeats, len(lengths)
         parts = 1 + lengths[0] // (self.part or self._longest)
-        most = repeats + 8 + rows * parts  # enough tokens for the first requests until the last prompts are read
+        most = repeats + 8 + rows * parts  # so that the first requests still run when the last prompts are read
         if self._model_longest:
             most = min(most, self._model_longest - lengths[0])
         evictions = self._engine.get_load().evictions

@@ -145,7 +145,7 @@ class StaticEngine:
             self._positions, self._attended = self._positions[index], self._attended[index]
 
     def _compute_decode_logits(self) -> torch.Tensor:
-        if self._cache is None:  # the cache of this model cannot be cut, so each step reads the whole row again
+        if self._cache is None:  # this model's cache cannot be shortened, so each step computes the whole row again
             return self._runner.compute_all_logits([tuple(writing.ids) for writing in self._batch])[:, -1]
         tokens = [writing.ids[-1] for writing in self._batch]
         self._attended = torch.cat([self._attended, self._attended.new_ones(len(tokens), 1)], dim=1)
@@ -223,8 +223,8 @@ def _weight_copy_dtype(model: Any) -> torch.dtype | None:
 
 
 def default_cache_bytes(device: torch.device, *, weights_bytes: int) -> int:
-    """Return the declared memory minus weights and process. If undeclared, return a quarter of the free memory, up to a
-    limit.
+    """Return the declared memory minus the weights and `PROCESS_BYTES`. If undeclared, return a quarter of the free
+    memory, up to a limit.
     """
     if declared := ambient.device_memory_bytes():
         return max(declared - weights_bytes - PROCESS_BYTES, LEAST_CACHE_BYTES)

@@ -26,8 +26,8 @@ from stoker.contexts.inference.adapter import (
     FinishReason,
     GenerationRequest,
     NewToken,
-    PromptToken,
     Sampling,
+    ScoredPromptToken,
     TokenLikelihood,
     WrittenText,
 )
@@ -52,7 +52,7 @@ class _VLLMRequest:
         self.request = request
         self.written = written
         self.prompt_tokens = virtual_tokens + len(request.prompt)
-        self.prompt: tuple[PromptToken, ...] = ()
+        self.prompt: tuple[ScoredPromptToken, ...] = ()
         self.is_running = False
 
 
@@ -253,7 +253,9 @@ class VLLMEngine:
         id, sampling = writing.request.id, writing.request.sampling
         if (most := sampling.prompt_logprobs) and output.prompt_logprobs:
             writing.prompt = tuple(
-                PromptToken(token, *log_likelihoods_of(token, told, most=most)) if told else PromptToken(token)
+                ScoredPromptToken(token, *log_likelihoods_of(token, told, most=most))
+                if told
+                else ScoredPromptToken(token)
                 for token, told in zip(writing.request.prompt, output.prompt_logprobs, strict=True)
             )
         if not sampling.max_new_tokens:

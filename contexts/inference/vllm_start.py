@@ -51,8 +51,8 @@ _PART_BYTES = 1_000_000_000
 
 
 class VLLMStart:
-    """A started vLLM engine and its memory. Raises StokerError. `parts`: number of devices (from `device` on) over
-    which vLLM splits each layer.
+    """A started vLLM engine and its memory. The constructor raises StokerError. `parts`: number of devices (the first
+    is `device`) over which vLLM splits each layer.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class Conversation:
             raise EndpointError("httpx is not installed: pip install httpx") from None
 
     def ask(self, messages: Messages, *, schema: Mapping[str, object] | None = None) -> str:
-        """Return the model's answer. If the endpoint supports schemas, the answer has the form `schema`. Raises
+        """Return the model's answer. If the endpoint supports schemas, the answer matches `schema`. Raises
         EndpointError.
         """
         asked = sum(len(message["content"]) for message in messages) // _CHARACTERS_A_TOKEN

@@ -87,7 +87,7 @@ def _open_log_part(part: LogPart) -> tuple[IO[bytes], int, int] | None:
             end = facts.st_size if part.end is None else min(part.end, facts.st_size)
             first = max(part.start, end - MOST_BYTES, 0)
             skipped = -1
-            if first <= MOST_BYTES:  # counting lines of a larger file is slow
+            if first <= MOST_BYTES:  # counting the lines of a larger file takes too long
                 skipped = sum(file.read(min(1 << 20, first - at)).count(b"\n") for at in range(0, first, 1 << 20))
             file.seek(first)
             return file, max(0, end - first), skipped
@@ -99,7 +99,7 @@ def _open_log_part(part: LogPart) -> tuple[IO[bytes], int, int] | None:
 
 
 Opinion = Callable[[LocatedFailure, Fault], Fault]
-"""Receives a failure and an uncertain verdict, and returns a new or unchanged verdict."""
+"""Function that receives a failure and an uncertain verdict, and returns a new or unchanged verdict."""
 _PLACE = re.compile(r"at (?P<file>.+):(?P<line>\d+) in (?P<name>.+)")
 
 
@@ -114,9 +114,9 @@ class ProofLine(msgspec.Struct, frozen=True):
 def diagnose_failed_call(
     said: str, *, log: str = "", start: int = 0, end: int = 0, opinion: Opinion | None = None
 ) -> Fault | None:
-    """Return the party at fault for a failed call or load. `said`: how the library ended, or an exception with a line
-    `at FILE:LINE in NAME` for each frame of the user's code. `start`, `end`: the call's bytes in the library's `log`.
-    `opinion`: called if the verdict is uncertain.
+    """Return the party at fault for a failed call or context load. `said`: how the library ended, or an exception with
+    a line `at FILE:LINE in NAME` for each frame of the user's code. `start`, `end`: the bytes of `log`, the library's
+    log file, that belong to the call. `opinion`: called if the verdict is uncertain.
     """
     parts = [LogPart(Path(log).stem, path=Path(log), start=start, end=end or None)] if log else []
     raises = any(_PLACE.fullmatch(line.strip()) for line in said.splitlines())
@@ -142,8 +142,8 @@ def make_log_part_of_exception(raised: str) -> LogPart:
 def find_fault(
     parts: list[LogPart], said: list[str], rules: tuple[FaultRule, ...], *, opinion: Opinion | None = None
 ) -> tuple[Fault, tuple[ProofLine, ...]] | None:
-    """Return the fault and the lines that prove it. `parts`: logs, oldest first. `said`: the session's messages.
-    The more certain verdict counts: by the messages or by the logs.
+    """Return the fault and the lines that prove it. `parts`: logs, oldest first. `said`: messages of the session. Of
+    the verdicts from the logs and from the messages, the more certain one is returned.
     """
     logs = LogParts(parts)
     located = locate_failure(logs, rules=rules)

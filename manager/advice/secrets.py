@@ -42,7 +42,7 @@ _BY_NAME = re.compile(
 )
 _OPTION = re.compile(r"(?:^|\s)--[\w.-]*$")
 _SHORTEST_SECRET = 6
-"""Minimum length of a value that is hidden after an option or the name `token`."""
+"""Minimum length of a value that is hidden after a command-line option or the name `token`."""
 _HARMLESS = re.compile(r"[-+]?[\d.,]+(?:[eE][-+]?\d+)?%?|<.*|None|null|True|False|true|false|\*+", re.DOTALL)
 
 

@@ -108,7 +108,7 @@ def _add_number_terms(terms: dict[str, float], name: str, number: float) -> None
 
 
 def _add_text_fact_terms(terms: dict[str, float], name: str, fact: SourceFact) -> None:
-    """Add a text and its pieces as terms, so that the names of two sizes of one model are similar."""
+    """Add a text and its parts as terms, so that model names that differ only in the size are similar."""
     value = str(fact.value).lower()
     weight = _WEIGHTS.get(name, 1.0)
     pieces = set(_PIECES.findall(value))

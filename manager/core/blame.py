@@ -193,7 +193,7 @@ def library_log_path(pilot: Pilot, library: LibraryId) -> str:
 
 OUTPUT_TIMER = "pace"
 OUTPUT_QUESTION_INTERVAL_S = 15.0
-MAX_OUTPUT_QUESTIONS = 64  # Maximum number of questions at a time. The next questions are about the other calls
+MAX_OUTPUT_QUESTIONS = 64  # Maximum number of questions per interval. The next interval asks about other calls
 
 
 def ask_advisor_about_output(manager: Manager, _: str) -> None:
@@ -218,10 +218,10 @@ def _build_output_question(manager: Manager, library: Library) -> AskAdvice | No
     return AskAdvice(about, call.group.function.name, log, start=library.log_position)
 
 
-# Seconds until a pilot tries to load the context again, after each failure; the last repeats
+# Seconds until a pilot tries to load a context again, after each failure in a row; the last value repeats
 UNFIT_RETRY_S = (5.0, 20.0, 80.0, 300.0)
 FAILED_LOADS_UNTIL_PERMANENTLY_UNFIT = 3
-ALL_CONTEXTS = ""  # Key in `Pilot.unfit_until` of a pilot that can load no context
+ALL_CONTEXTS = ""  # Key in `Pilot.unfit_until` if the pilot can load no context at all
 
 
 def mark_pilot_unfit(state: State, library: Library, failure: Failure, *, was_loading: bool, retry_in_s: float) -> None:

@@ -15,7 +15,7 @@ from stoker.units import show_seconds
 
 
 def request_blocks(manager: Manager, source: SourceState, count: int, *, probed: str = "") -> None:
-    """Request blocks. `probed`: node that the block only tests, for one minute; empty for blocks that run calls."""
+    """Request blocks. `probed`: a node that the block only tests, for one minute; empty if the blocks run calls."""
     state = manager.state
     excluded = () if probed else tuple(record.node for record in state.excluded_nodes(source))
     allowed = AllowedNodes(exclude=excluded, only=probed)
@@ -135,7 +135,7 @@ def _handle_hold(manager: Manager, block: Block, message: BlockUpdate) -> None:
             release_block(manager, other, _SOURCE_IS_STOPPED)
     if message.phase is BlockPhase.RUNNING:
         release_block(manager, block, _SOURCE_IS_STOPPED)
-    elif not block.release_reason and not message.phase.is_over:  # the hold has ended the pilots of the block
+    elif not block.release_reason and not message.phase.is_over:  # the block's pilots ended when its job was held
         blocks.mark_released(block, _SOURCE_IS_STOPPED, manager.state.now)
         blocks.cancel_block(manager, block)
     manager.demand_changed = True

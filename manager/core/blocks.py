@@ -100,7 +100,7 @@ def replace_sources(manager: Manager, sources: Iterable[Source]) -> None:
     for source in sources:
         known = before.get(source.name) or SourceState(source)
         known.source = source
-        # the site file may be corrected, so use the source again
+        # the user may have corrected the site file, so use the source again
         known.last_hold_cause = known.hold_reason = known.stop_reason = ""
         state.sources[source.name] = known
     manager.demand_changed = True
@@ -258,7 +258,7 @@ def mark_context_loaded_in_block(manager: Manager, pilot: Pilot) -> None:
 
 
 def remove_pilot_from_block(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> None:
-    """Remove a pilot that ended from its block. `loss`: why the pilot was lost; None if it exited properly."""
+    """Remove an ended pilot from its block. `loss`: why the pilot was lost; None if it exited properly."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is not None:
         block.pilots.pop(pilot.id, None)

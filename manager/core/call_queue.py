@@ -44,7 +44,7 @@ class QueuedCall(Protocol):
 
 C = TypeVar("C", bound=QueuedCall)
 
-# An entry of a heap: the deadline, arrival time, id and ticket of a call, and the call.
+# A heap entry: deadline, arrival time, id and ticket of a call, and the call. Old tickets are stale.
 _Entry = tuple[float, float, int, int, C]
 
 NOT_QUEUED = -1  # Ticket of a call that is not in the queue. New calls have ticket 0, requeued calls a positive one
@@ -88,7 +88,7 @@ class Queue(Generic[C]):
         return self._iterate(max_examined=None)
 
     def first_calls(self, limit: int, *, max_examined: int) -> list[C]:
-        """Return the first `limit` calls. At most `max_examined` entries of each part of the queue are examined."""
+        """Return the first `limit` calls. Examine at most `max_examined` entries of each list and heap in the queue."""
         return list(islice(self._iterate(max_examined=max_examined), limit))
 
     def _iterate(self, *, max_examined: int | None) -> Iterator[C]:
@@ -187,7 +187,7 @@ class Queue(Generic[C]):
         return None
 
     def calls_with_nearest_deadlines(self) -> Iterator[C]:
-        """Yield the waiting call with the nearest deadline from each part of the queue."""
+        """From each heap of the queue, yield the call with the nearest deadline."""
         if self.deadline_count:
             for level in self._levels.values():
                 for heap in (level.back, level.gangs):

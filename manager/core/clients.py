@@ -49,12 +49,12 @@ def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client |
 
 
 def reconcile_received_results(manager: Manager, client: Client, received: int, *, is_new: bool) -> bool:
-    """Drop the results that a client has received. Return True if the journal has lost results."""
+    """Drop the results whose receipt a client confirms. Return True if the journal has lost results."""
     known, client.known_ends = client.known_ends, None
     if is_new:
         client.first_unacked = received
         return received > 0
-    if known is not None and received > known:  # the client has not received the later results, so number them again
+    if known is not None and received > known:  # results since the restart get new numbers: the client lacks them
         for _ in range(min(known - client.first_unacked, len(client.unacked))):
             client.unacked.popleft()
         client.first_unacked = received
@@ -104,7 +104,7 @@ def build_call_options(message: Submit, *, now: float) -> CallOptions:
     options, due_in_s = message.options, message.due_in_s
     if due_in_s is None:
         return options
-    deadline_at = now + due_in_s or math.ulp(0.0)  # 0 means no deadline
+    deadline_at = now + due_in_s or math.ulp(0.0)  # because 0 means no deadline
     objective = msgspec.structs.replace(options.objective, deadline_at=deadline_at)
     return msgspec.structs.replace(options, objective=objective)
 
@@ -126,7 +126,7 @@ def find_submit_failure(
         wrong = f"function {message.function} was not defined"
     elif ids and not min(ids) >> CLIENT_SHIFT == max(ids) >> CLIENT_SHIFT == client.number:
         wrong = f"calls of client {client.number} carry another client's number"
-    elif is_known:  # the manager has checked the options with the first calls of this group
+    elif is_known:  # the options were checked when the first calls of this group arrived
         wrong = bounds.describe_invalid_calls(message.calls)
     else:
         wrong = bounds.describe_invalid_message(message)
@@ -143,7 +143,7 @@ def find_submit_failure(
 
 
 def remove_ended_calls(client: Client, message: Submit) -> Submit:
-    """Return the message without the resubmitted calls that have already ended and whose results were sent."""
+    """Return the message without those resubmitted calls whose results have already been sent."""
     if client.unnamed is None:
         return message
     client.unnamed.difference_update([spec.call for spec in message.calls])
@@ -165,7 +165,7 @@ def cancel_calls(manager: Manager, client: Client, message: Cancel) -> None:
 
 # ---- leaving
 KEEP_RESULTS_S = 86_400.0  # Seconds that a session of `stoker up` keeps the results of a program that has disconnected
-MAX_KEPT_BYTES = 64_000_000  # Maximum size of the kept results of a disconnected program, without results in files
+MAX_KEPT_BYTES = 64_000_000  # Maximum bytes of kept results of a disconnected program; results in files do not count
 SIZE_CHECK_AFTER_S = 60.0  # Seconds after a program has disconnected until the size of its results is checked
 KEPT_BANS = 1000
 
@@ -273,7 +273,7 @@ def end_session(manager: Manager, reason: str) -> None:
 
 # ---- lost records of the journal
 def mark_journal_records_lost(state: State) -> None:
-    """Accept frames with any number until the next hello of their sender, because the journal has lost records."""
+    """Until the next hello of each sender, accept frames with any number, because the journal has lost records."""
     state.count_refusal("damaged records of the journal")
     inboxes = [client.inbox for client in state.clients.values()]
     inboxes += [pilot.inbox for pilot in (*state.pilots.values(), *state.gone_pilots.values())]
@@ -296,8 +296,8 @@ def deliver_kept_results(manager: Manager, client: Client, specs: list[CallSpec]
 
 
 # ---- refused events
-ROUND_PAUSE_S = 60.0  # If a round of a policy raised an exception, its next round starts after this many seconds
-MAX_REFUSED_EVENTS_OF_CLIENT = 3  # A client is banned when this number of its messages has made the core raise
+ROUND_PAUSE_S = 60.0  # Seconds until the next planning round of a policy if its last round raised an exception
+MAX_REFUSED_EVENTS_OF_CLIENT = 3  # A client is banned after this many messages that made the core raise an exception
 
 
 def build_refused_event(event: events.Event, reason: str) -> events.EventRefused:

@@ -25,7 +25,7 @@ from stoker.protocol.calls import CallForecast, Failure, FailureKind
 from stoker.protocol.to_client import Forecasts
 from stoker.units import forecast_tolerance_s, show_seconds
 
-RUNS_UNTIL_SHORTEST_IS_USED = 3  # The first runs of a function may be slow, so its shortest run time is unknown before
+RUNS_UNTIL_SHORTEST_IS_USED = 3  # Runs of a function before its shortest run time is used: the first runs may be slow
 _TIMER_MARGIN_S = 0.001  # Seconds added to a timer. Without them, a timer that fires early would be set again at once
 
 
@@ -35,7 +35,7 @@ def filter_calls_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
     for call in fresh:
         if _cannot_meet_deadline(manager.state.now, call):
             if call.group.options.objective.drop_late:
-                call.group.context.queue.extend([call])  # `_drop_late_call` ends a call that is in its queue
+                call.group.context.queue.extend([call])  # `_drop_late_call` needs a call that is in its queue
                 _drop_late_call(manager, call)
                 continue
             _mark_call_late(manager, call)
@@ -140,13 +140,13 @@ def send_forecasts(manager: Manager) -> None:
 
 
 MIN_DRAIN_MARGIN_S = 20.0  # A pilot stops taking calls at least this many seconds before its walltime ends
-# Maximum share of the walltime in which a pilot takes no calls, so that short jobs run calls
+# Maximum share of the walltime in which a pilot takes no calls, so that pilots in short jobs also run calls
 MAX_DRAIN_MARGIN_SHARE = 0.25
 RUN_TIME_SAFETY_FACTOR = 1.5  # Factor by which a call may take longer than expected
 _GRACE_S = 2.0
 _LOAD_TIME_SAFETY_FACTOR = 1.2
 _MIN_CUT_LOADS = 2
-NEAR_WALLTIME_END_S = 60.0  # If a pilot is lost this many seconds before its walltime ends, the walltime is the reason
+NEAR_WALLTIME_END_S = 60.0  # A pilot lost in these last seconds of its walltime counts as ended by the walltime
 _NEAR_WALLTIME_END_SHARE = 0.25
 _NEW_PILOT_SHARE = 0.9  # A pilot counts as new while this share of the walltime is left
 _COUNTED_CUT_SHARE = 0.6  # A walltime cut counts against a call that ran for at least this share of the walltime

@@ -30,8 +30,8 @@ def send_queued_calls_to_library(manager: Manager, library: Library) -> None:
     dispatch, queue = manager.policies.dispatch, library.context.queue
     if not library.is_serving:
         return
-    # Updating the load index is slow, so update it once, after the library has its calls. A policy may return no calls
-    # because the entry of the library is old. Then update the entry and ask the policy again.
+    # Updating the load index is slow, so update it only once, after the library has its calls. A policy may return no
+    # calls because the library's entry in the index is outdated. Then update the entry and ask the policy again.
     apart = queue.set_aside_calls or (
         context.variant_of and any(other.queue.set_aside_calls for other in context.variant_of.values())
     )
@@ -233,7 +233,7 @@ def handle_ended_calls(manager: Manager, library: Library, message: CallsEnded) 
                 manager, library, group, good, others=others, seconds=seconds, failed=True
             )
             good, others, seconds = [], 0, 0.0
-        ending.end_call(manager, call, outcome)  # count watched calls like other calls; otherwise a replay would differ
+        ending.end_call(manager, call, outcome)  # count calls in `watch` like others: a replay must give equal results
     if group is not None:
         total += ending.count_runs_and_send_results(manager, library, group, good, others=others, seconds=seconds)
         if first and library.context.queue.count:
@@ -277,7 +277,7 @@ def _handle_unexpected_end(manager: Manager, library: Library, call: Call | None
     elif (
         still_open is not None
         and still_open.group.options.gang[1] == 1
-        and not still_open.group.options.stream  # the client may not have all pieces of this result
+        and not still_open.group.options.stream  # the client may lack pieces of this result
         and not any(device.fault for device in library.devices)
     ):
         still_open.note(manager.state.now, f"{library.pilot.id}, which was counted as lost, finished the call")
@@ -285,7 +285,7 @@ def _handle_unexpected_end(manager: Manager, library: Library, call: Call | None
             holding.move_held_call_to_queue(manager, still_open)
         ending.end_call(manager, still_open, outcome)
     elif pilots.end_orphan_call(manager.state, outcome) or outcome.call in manager.state.calls_with_lost_results:
-        pass  # the client may still read the result
+        pass  # keep it: the client may still read it
     elif isinstance(outcome.payload, ObjectRef):
         manager.commands.append(DiscardObject(outcome.payload.source))
     return 1
@@ -310,7 +310,7 @@ def requeue_returned_calls(manager: Manager, library: Library, message: CallsRet
         library.refusal = message.refused
         if message.case is not None:
             library.context.refusals[message.case.value] += len(back)
-        # a library refuses calls without an offer only if it is about to exit
+        # a library may refuse only offered calls, unless it is about to exit
         if not all(call.offered for call in back):
             libraries.stop_library(manager, library, reason=message.refused)
         for call in back:
@@ -325,7 +325,7 @@ def requeue_returned_calls(manager: Manager, library: Library, message: CallsRet
 def handle_accepted_offer(manager: Manager, library: Library, message: OfferAccepted) -> None:
     """Stop the libraries that an accepted call preempts, and evict their calls (SLINFER §VIII-A)."""
     call = library.held.get(message.call)
-    if call is None or not call.offered:  # the call was cancelled meanwhile
+    if call is None or not call.offered:  # the call was cancelled after the offer
         if message.reserve_bytes:
             libraries.change_promised_memory(manager, library, library.promised_bytes)
         return

@@ -20,7 +20,7 @@ from stoker.protocol.status import SlowCall
 from stoker.units import first_words, show_signal
 
 MAX_FAILURE_GROUPS = 200  # Maximum number of groups of similar failures. Further failures are counted in one group
-KEPT_GROUPS = 1000  # Number of call groups that are kept although their calls have ended, for later calls
+KEPT_GROUPS = 1000  # Number of call groups without unfinished calls that are kept for later calls
 _OTHER_FAILURES = ("", "other failures", "")
 _EXCEPTION_NAME = re.compile(r"(?P<kind>[\w.]{1,100})(?::|$|\s)")
 
@@ -268,7 +268,7 @@ def record_runs(manager: Manager) -> None:
                 manager.commands.append(record)
                 runs.calls, runs.seconds, runs.items = 0, 0.0, 0
         if cost.recipe in state.contexts:
-            for (kind, other), ratio in state.contexts[cost.recipe].speeds.take_unrecorded_ratios():
+            for (kind, other), ratio in state.contexts[cost.recipe].speeds.take_unrecorded_speed_ratios():
                 manager.commands.append(RecordSpeed(cost.recipe, kind, other, ratio))
 
 
@@ -279,7 +279,7 @@ def apply_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) ->
         if not context.run_s:
             context.run_s = advice.run_s
     sizes = {size for advice in by_kind.values() for size in advice.paces} - set(context.paces.measured)
-    if sizes:  # the call may run on any kind of device, so use the slowest
+    if sizes:  # the call may run on any kind of device, so assume the slowest
         slowest = {size: max(advice.paces.get(size, 0.0) for advice in by_kind.values()) for size in sorted(sizes)}
         meet_s = max(advice.meet_s for advice in by_kind.values()) or context.paces.meet_s
         context.paces.use_advised_paces(slowest, meet_s=meet_s)

@@ -19,7 +19,7 @@ from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_manager import GangMeets
 from stoker.protocol.to_pilot import MeetGang
 
-# If a rank fails in this way, its call runs again
+# Failures of a rank after which its gang call runs again
 _FAILURES_THAT_RESTART_GANG = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)
 MAX_BROKEN_RUNS = 10  # A gang call fails after this number of runs that ended because a rank failed
 
@@ -48,7 +48,7 @@ def record_gang_progress(manager: Manager, call: Call, gang: Gang, report: CallP
     now, before = manager.state.now, gang.report
     began_at, done = before if before is not None else (call.sent_at + _seconds_until_first_item(call, gang), 0.0)
     begins = before is None and (not report.done or bool(report.state))
-    # start measuring here, because a run from a checkpoint did not process the earlier items
+    # start measuring here: a run that continues from a checkpoint did not process the earlier items
     if begins or report.done < done:
         gang.report = (now, report.done)
     elif report.done > done and now > began_at:

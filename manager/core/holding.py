@@ -24,7 +24,7 @@ _GROUP = attrgetter("group")
 
 # ---- records of few calls
 def mark_set_aside_calls_due(manager: Manager, context: Context) -> None:
-    """Record that calls outside the queue (see `retries`) may find a library now."""
+    """Record that a library may now be free for calls outside the queue (see `retries`)."""
     manager.set_aside_calls_due |= any(each.queue.set_aside_calls for each in (context, *context.variant_of.values()))
 
 
@@ -65,14 +65,14 @@ def free_reserved_pilot(manager: Manager, setbacks: CallSetbacks) -> None:
 
 
 def pop_broken_gang_calls(state: State, library: Library, running: Iterable[int]) -> list[Call]:
-    """Return the gang calls of a dead library whose current run ended because another rank failed."""
+    """For a dead library, return those gang calls whose current run ended because another rank failed."""
     here = [state.calls[id] for id in running if id in library.withdrawn_calls and id in state.calls]
-    # If several ranks die in the same run of a call, only one of their libraries may count this run.
+    # If several ranks die in the same run of a call, the run counts for only one of their libraries.
     return [call for call in here if state.broken_runs.pop(call.id, None) == call.sent_at]
 
 
 def uncount_broken_gang_runs(state: State, library: Library) -> None:
-    """Subtract one broken run from the count of each gang call that a lost library ran."""
+    """Subtract 1 from the number of broken runs of each gang call that a lost library ran."""
     breaks = state.broken_run_counts
     for id in library.withdrawn_calls:
         if id in breaks:
@@ -240,7 +240,7 @@ def requeue_calls(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
 
 
 def withdraw_call(manager: Manager, call: Call, *, stops_running: bool) -> None:
-    """Remove a call from its libraries. The slot stays occupied until the pilot frees it."""
+    """Remove a call from its libraries. The slot of the call stays occupied until the pilot frees it."""
     of_gang = isinstance(call.holder, Gang)
     for library in call.libraries:
         if library.held.pop(call.id, None) is not None:
@@ -339,7 +339,7 @@ def _send_run_order(manager: Manager, library: Library, group: CallGroup, specs:
 
 
 def build_run_order(library: Library, group: CallGroup, specs: list[CallSpec], **more: Any) -> RunCalls:
-    """Return an order to run calls. It contains their function if the library does not have this function yet."""
+    """Return an order to run calls. The order contains their function if the library does not have the function yet."""
     function = group.function
     blob = None if function.key in library.functions else function
     library.functions.add(function.key)

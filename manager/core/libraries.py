@@ -27,7 +27,7 @@ from stoker.protocol.to_pilot import ResizeLibrary, SleepLibrary, StartLibrary, 
 from stoker.units import show_bytes, show_seconds
 
 MAX_FAILED_LOADS = 2  # After this many failed loads in a row, the waiting calls of the context fail
-MAX_PILOTS_LOST_WHILE_LOADING = 4  # Waiting calls of a context fail if this many pilots were lost while loading it
+MAX_PILOTS_LOST_WHILE_LOADING = 4  # Waiting calls of a context fail if this many pilots were lost while they loaded it
 
 
 def apply_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, source: str) -> None:
@@ -141,7 +141,7 @@ def handle_resize_answer(manager: Manager, library: Library, message: to_manager
         return
     ordered = message.ordered_bytes if message.ordered_bytes >= 0 else size
     if not waiting or (message.ordered_bytes >= 0 and ordered not in waiting):
-        # After a reconnection the manager repeats its last order, so the pilot may answer this order twice.
+        # After a reconnection, the manager repeats its last order, so the pilot may answer the same order twice.
         manager.state.count_refusal("resize that the manager did not order")
         return
     answered = waiting.index(ordered) + 1 if ordered in waiting else 1
@@ -260,7 +260,7 @@ def adopt_found_library(manager: Manager, library: Library, *, reserved_bytes: i
 
 
 def restore_returned_libraries(manager: Manager, pilot: Pilot, there: Iterable[to_manager.LibraryFacts]) -> None:
-    """Restore the libraries of a returned pilot that its hello lists."""
+    """Restore those libraries of a returned pilot that are listed in its hello."""
     kept, pilot.restorable_libraries = pilot.restorable_libraries or {}, None
     for device in pilot.devices.values():
         device.tier_since = manager.state.now
@@ -333,7 +333,7 @@ def device_bytes_while_asleep(library: Library) -> int:
     known = context.asleep.get(facts.kind)
     if known is not None:
         keeps = known[0]
-    elif facts.on_host:  # a CPU library keeps its weights, and the memory use after the load estimates their size
+    elif facts.on_host:  # a CPU library keeps its weights; estimate their size by the memory use after the load
         keeps = int(_MEMORY_SAFETY_FACTOR * (context.resident_bytes or library.memory_bytes)) // len(library.devices)
     else:
         keeps = facts.process_bytes
@@ -385,7 +385,7 @@ def order_wake(manager: Manager, library: Library) -> None:
 
 
 def _mark_library_asleep(manager: Manager, library: Library, kept_bytes: int, *, has_confirmed: bool) -> None:
-    for call in tuple(library.held.values()):  # such calls exist only if the journal was lost; the pilot refuses them
+    for call in tuple(library.held.values()):  # calls are here only if the journal lost records; the pilot refuses them
         holding.withdraw_call(manager, call, stops_running=True)
         holding.requeue_calls(manager, (call,), why=f"back in the queue: lib-{library.id} sleeps")
     library.has_confirmed_sleep = has_confirmed
@@ -422,8 +422,8 @@ def record_library_awake(manager: Manager, library: Library, message: to_manager
 
 
 def repeat_sleep_or_wake_order(manager: Manager, library: Library, facts: to_manager.LibraryFacts) -> bool:
-    """After a reconnection, repeat the order to sleep or wake, which may be lost. Return True if the library sleeps or
-    wakes.
+    """After a reconnection, repeat the order to sleep or wake, because it may have been lost. Return True if the
+    library sleeps or wakes.
     """
     if facts.asleep and library.state in (LibraryState.READY, LibraryState.LOADING) and not library.is_waking:
         library.awake_bytes = facts.awake_bytes

@@ -26,11 +26,11 @@ class Manager:
         # Seconds between heartbeats, and seconds that a pilot waits for an absent manager
         self.heartbeat_s, self.lease_s = 5.0, 60.0
         self.commands: list[Command] = []
-        self.calls_to_send: dict[Library, list[Call]] = {}  # Calls to send when the event is handled (see `holding`)
+        self.calls_to_send: dict[Library, list[Call]] = {}  # Calls to send after the current event (see `holding`)
         # Calls that libraries must drop (see `holding`)
         self.calls_to_drop: dict[tuple[Library, bool, float], list[CallId]] = {}
         self.results_to_send: dict[Client, list[CallEnd]] = {}
-        self.forecasts: dict[Client, list[CallForecast]] = {}  # Forecasts to send when the event is handled
+        self.forecasts: dict[Client, list[CallForecast]] = {}  # Forecasts to send at the end of the current event
         self.contexts_to_serve: dict[Context, None] = {}  # Contexts whose waiting calls must be sent to free libraries
         self.contexts_to_decide: dict[Context, None] = {}  # Contexts about which the residency policy must decide
         self.supply_changed = False  # True if devices joined, left, or have more free memory than before

@@ -24,7 +24,7 @@ from stoker.protocol.to_manager import BlockUpdate
 from stoker.units import show_seconds
 
 NODES_TIMER = "nodes"
-NEXT_CHECK_S = 600.0  # If a probe is due but there are no calls or blocks, the next check follows after this time
+NEXT_CHECK_S = 600.0  # Seconds until the next check if a probe is due but there are no calls or blocks
 
 
 # ---- faults of pilots
@@ -154,7 +154,7 @@ def check_devices_at_hello(manager: Manager, pilot: Pilot) -> None:
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None or not block.probed_node:
         exclude_node_if_devices_failed(manager, pilot)
-        # a probe is requested only while the source is in use, which is now
+        # check now: a probe is requested only while the source is in use
         check_nodes_of_source(manager, pilot.source)
     elif not block.release_reason:
         _record_probe_result(manager, block, pilot)
@@ -172,7 +172,7 @@ def _record_probe_result(manager: Manager, block: Block, pilot: Pilot) -> None:
 
 
 def record_ended_probe(manager: Manager, block: Block | None, message: BlockUpdate) -> None:
-    """Record how long an ended probe ran and, if its pilot never joined, why."""
+    """Record how long an ended probe ran. If its pilot never joined, record the reason."""
     record = _record_of_probed_node(manager.state, block) if block is not None and block.phase.is_over else None
     if block is None or record is None:
         return

@@ -193,12 +193,12 @@ class Context:
         self.loads_cut_by_walltime = 0
         # True if a call outside the queue (see `retries`) needs a library on another pilot
         self.set_aside_call_lacks_library = False
-        # Pilots that were lost while they did nothing but load this context, since the last load
+        # Pilots that were lost since the last successful load while they did nothing but load this context
         self.pilots_lost_while_loading: list[Pilot] = []
         self.longest_cut_load_s = 0.0  # Longest time in seconds that a load ran before the walltime of its pilot ended
         # Time since which calls wait although no library serves the context; None = a library serves it
         self.starved_since: float | None = None
-        self.slots = recipe.slots or 1  # Concurrent calls of one library, from the recipe or the last load
+        self.slots = recipe.slots or 1  # Number of concurrent calls in one library, from the recipe or the last load
         self.loads = 0
         self.load_s = 0.0
         self.load_total_s = 0.0
@@ -232,7 +232,7 @@ class Context:
 
     @property
     def starvation_order(self) -> tuple[int, float, int] | None:
-        """Position among the contexts that lack libraries, smallest first; None if the context has enough libraries."""
+        """Sort key among the contexts that lack libraries, smallest first; None if the context has enough libraries."""
         head = self.queue.head()
         if head is None:
             return None
@@ -301,7 +301,7 @@ class Library:
         self.devices = devices
         self.kind = devices[0].facts.kind
         self.promised_bytes = 0
-        self.slots = context.slots  # Concurrent calls; the value of the context until the library reports its own
+        self.slots = context.slots  # Number of concurrent calls, from the context until the library reports its own
         self.state = LibraryState.LOADING
         self.phase = LibraryPhase.STARTING
         self.last_output_line = ""  # Last line that the library has printed during a long load
@@ -316,7 +316,7 @@ class Library:
         # Device memory in bytes that the last refused call needed; 0 = refused for another reason
         self.required_bytes = 0
         self.refusal = ""  # Why the pilot last refused a call
-        # Seconds by which the last refused call would make a decoding step too long; 0 = other reason
+        # Seconds by which the last refused call would make a decoding step too long; 0 = refused for another reason
         self.over_s = 0.0
         # Ordered memory sizes in bytes that the pilot has not confirmed yet, oldest first
         self.unanswered_resizes: list[int] = []
@@ -397,14 +397,14 @@ class Pilot:
         self.devices: dict[DeviceId, Device] = {}
         self.libraries: dict[LibraryId, Library] = {}
         self.inbox = Inbox()
-        # Number of requests in a row for a new hello. Until it arrives, other frames are refused
+        # Number of consecutive requests for a new hello. Until the hello arrives, other frames are refused
         self.hello_requests = 0
         self.used_at = now  # Time at which the pilot joined, or its last library ended
         # By function: time of the last question to the advisor, and number of questions
         self.advisor_questions: dict[str, tuple[float, int]] = {}
         # Latest verdicts of the advisor on failures on this pilot, oldest first
         self.verdicts: list[RecordedVerdict] = []
-        # By recipe key: time until which the pilot loads no such context, and why (see `blame`)
+        # By recipe key: time until which the pilot may not load the context, and the reason (see `blame`)
         self.unfit_until: dict[str, Note] = {}
         # By recipe key: number of loads in a row that failed because of the pilot
         self.failed_loads_in_a_row: dict[str, int] = {}

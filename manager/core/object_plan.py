@@ -35,7 +35,7 @@ from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
 MAX_HANDOVER_S = 120.0  # Maximum seconds that a leaving pilot stays so that other pilots can copy its objects
-_EXIT_RESERVE_S = 4.0  # Seconds of walltime that a leaving pilot needs for its exit after these copies
+_EXIT_RESERVE_S = 4.0  # Seconds of walltime that remain for the exit of a leaving pilot after these copies
 _MAX_RECEIVERS = 3  # Maximum number of pilots that are tried as the new holder of an object
 
 
@@ -210,7 +210,7 @@ def _peers_and_origin_of_fetch(transfers: Transfers, fetch: Fetch) -> tuple[list
     return ([near], False) if near is not None and near.can_serve else ([], near is not None)
 
 
-_MAX_EXAMINED = 16  # Maximum number of waiting fetches that are examined to find one for a free peer
+_MAX_EXAMINED = 16  # Maximum number of waiting fetches that are examined to find one that a free peer can serve
 
 
 def plan_pending_transfers(manager: Manager) -> None:
@@ -258,8 +258,8 @@ def _choose_sources(manager: Manager, fetch: Fetch) -> None:
 
 
 def _ensure_reliable_source(transfers: Transfers, fetch: Fetch) -> bool:
-    """Give a fetch a sure peer (see the module), if necessary instead of another peer. Return False if no sure peer is
-    free.
+    """Give a fetch a *sure* peer (see the module docstring), which may replace another peer. Return False if no sure
+    peer is free.
     """
     if any(fetch.can_rely_on_source(source) for source in fetch.sources.values()):
         return True
@@ -281,7 +281,7 @@ def _choose_origin_reader(transfers: Transfers, object: TransferredObject, fetch
 
 
 def _needs_origin_read(transfers: Transfers, fetch: Fetch) -> bool:
-    """Return True if too many peers failed to serve this fetch, or if no sure peer is left."""
+    """Return True if too many peers failed to serve a fetch, or no *sure* peer (module docstring) is left."""
     object = fetch.object
     if len(fetch.failed) >= transfers.max_failed_peers:
         return True
@@ -308,7 +308,7 @@ def _read_origin_alone(manager: Manager, fetch: Fetch) -> None:
 
 
 def _assign_free_transfer_slots(transfers: Transfers, peer: Peer) -> None:
-    """Assign a peer's free slots to fetches that wait or have too few peers. Rare objects come first."""
+    """Assign a peer's free transfer slots to fetches that wait or have too few peers. Rare objects come first."""
     if not peer.can_serve or not transfers.needy:
         return
     if peer.draining:
@@ -332,7 +332,7 @@ def _assign_free_transfer_slots(transfers: Transfers, peer: Peer) -> None:
 
 
 def replan_waiting_fetches(transfers: Transfers, peer: Peer) -> None:
-    """Plan fetches again that wait for objects of a peer that is about to exit."""
+    """Plan again the fetches that wait for objects of a peer that is about to exit."""
     reads = (fetch.object for fetch in peer.fetches.values() if fetch.mode is FetchMode.READER)
     for object in chain(peer.has.values(), reads):
         transfers.unsettled.update(dict.fromkeys(islice(object.waiting.values(), _MAX_EXAMINED)))

@@ -9,11 +9,11 @@ from stoker.manager.core.nouns import Pilot, PilotState
 from stoker.manager.core.transfers import Fetch, FetchMode, Peer, Transfers
 from stoker.protocol.to_manager import FetchFailed, ObjectsCached, ObjectsGone, PilotHello, WantObjects
 
-_MAX_FAILED_PILOTS = 3  # A peer is not used any more after it failed this many pilots, and more than it served
+_MAX_FAILED_PILOTS = 3  # A peer is not used any more if it failed to serve this many pilots, and more than it served
 
 
 def connect_peer(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
-    """Record which objects a pilot has that joins, and plan again the fetches that it had before it disconnected."""
+    """Record which objects a joining pilot has, and plan again the fetches that it had before it disconnected."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -92,13 +92,13 @@ def plan_requested_fetches(manager: Manager, pilot: Pilot, message: WantObjects)
 
 
 def plan_recipe_fetches(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
-    """Plan the fetches of those objects of a recipe that a pilot lacks. Return their names."""
+    """Plan the fetches of those objects of a recipe that a pilot lacks. Return the names of these objects."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here or not peer.address or recipe.awareness is Awareness.NONE:
         return ()
     planned = []
-    for ref in recipe.objects:  # a recipe may contain equal files
+    for ref in recipe.objects:  # several files may have equal content
         if ref.name not in peer.has and ref.name not in peer.fetches:
             _plan_fetch(transfers, peer, ref)
             planned.append(ref.name)
@@ -106,7 +106,7 @@ def plan_recipe_fetches(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple
 
 
 def _plan_fetch(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:
-    if ref.name in peer.has:  # the copy was damaged, or was lost before the message about the loss arrived
+    if ref.name in peer.has:  # the copy was damaged, or it was lost and the report of the loss has not arrived
         transfers.remove_holder(peer, peer.has[ref.name])
     object = transfers.get_or_create_object(ref.name)
     if ref.source or not object.ref.size_bytes:
@@ -182,7 +182,7 @@ def handle_failed_fetch(manager: Manager, pilot: Pilot, message: FetchFailed) ->
     object = fetch.object
     object.reason = message.reason or object.reason
     if fetch.mode is FetchMode.FOLLOWING:
-        transfers.become_leader(fetch)  # the shared cache has lost the object again
+        transfers.become_leader(fetch)  # the shared cache lost the object: fetch it again
     for id in message.peers:
         fetch.failed[id] = None
         source = fetch.sources.get(id)

@@ -173,7 +173,7 @@ def _estimate_rate(state: State, context: Context) -> tuple[float, int]:
     if ready and is_measured and pace.recent_total(context.rate, now=state.now) >= _MIN_RECENT_CALLS_PER_SLOT * slots:
         return pace.recent_rate_per_second(context.rate, now=state.now), count
     first = (next(iter(x.held.values())) for x in ready if x.held)
-    # a call that already runs for longer than usual delays later calls
+    # if a running call takes longer than usual, later calls start later
     longest_s = max((state.now - call.sent_at for call in first), default=0.0)
     run_s = max(context.run_s, longest_s) if context.run_s else 0.0
     if context.speeds.of and run_s > longest_s and libraries:

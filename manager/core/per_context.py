@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from stoker.contexts.speeds import Pair, compute_relative_speeds
+from stoker.contexts.speeds import DeviceKindPair, compute_relative_speeds
 from stoker.protocol.calls import Features
 from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.protocol.to_pilot import FunctionBlob
@@ -166,11 +166,11 @@ class LoadIndex(Generic[L]):
 # ---- paces
 MIN_WEIGHT_OF_NEWEST = 0.2  # Minimum weight of the newest measurements in a mean
 _SERIAL_SHARE = 0.05  # Share of the work that does not run in parallel (Amdahl's law)
-_KEPT_SHARES = 64  # Number of ended calls of each kind whose processed shares are kept
-_MIN_ENDED_CALLS = 8  # The shares of a kind are used after this number of its calls has ended
+_KEPT_SHARES = 64  # Number of newest ended calls per kind of call whose processed shares are kept
+_MIN_ENDED_CALLS = 8  # The shares of a kind of call are used after this many of its calls have ended
 _MAX_CALL_KINDS = 64
 _CallKind = tuple[str, bool]  # Declared kind of a call, and True if the call does other work before its first item
-_BOUND_DEVIATIONS = 2.0  # The bound exceeds the mean by this number of mean deviations
+_BOUND_DEVIATIONS = 2.0  # The upper bound is the mean plus this number of mean deviations
 SHORTEST_MEASUREMENT_S = 0.001  # Shorter measurements count as this many seconds, because no call takes 0 s
 DEFAULT_MEETING_S = 2.0  # Assumed seconds until the ranks of a gang have connected (§5.1: at most 2 s)
 
@@ -183,9 +183,9 @@ class Paces:
     def __init__(self) -> None:
         # Seconds per unit of work, mean deviation and number of measurements, by gang size
         self.measured: dict[int, tuple[float, float, int]] = {}
-        # By kind: shares of their items that recent calls had processed when they ended
+        # By kind of call: the share of its items that each recent call had processed when it ended
         self._ends: dict[_CallKind, list[float]] = {}
-        # By kind: largest share in `_ends`, for kinds with enough ended calls
+        # By kind of call: largest share in `_ends`, if enough calls have ended
         self.largest_shares: dict[_CallKind, float] = {}
         self.meet_s = DEFAULT_MEETING_S
 
@@ -257,7 +257,7 @@ def _time_relative_to_one_replica(size: int) -> float:
 
 
 # ---- run times and speeds
-_CALLS_PER_ROUND = 2  # Minimum calls of each device kind in a round
+_CALLS_PER_ROUND = 2  # Minimum number of equal calls of each device kind in a round
 _MIN_ROUNDS = 5  # Minimum number of rounds before a speed ratio is used
 _KEPT_ROUNDS = 31
 _MAX_COUNTED_CALLS = 64  # If a kind has run more calls in a round, older calls get a smaller weight
@@ -319,12 +319,12 @@ class Speeds:
 
     def __init__(self) -> None:
         self.of: dict[str, float] = {}
-        self._advised: dict[Pair, tuple[float, float]] = {}
-        self._logs: dict[Pair, deque[float]] = {}  # Logarithms of the run time ratios of the latest rounds
+        self._advised: dict[DeviceKindPair, tuple[float, float]] = {}
+        self._logs: dict[DeviceKindPair, deque[float]] = {}  # Logarithms of the run time ratios of the latest rounds
         # By work and device kind: number and seconds of calls in unfinished rounds
         self._open: dict[_Work, dict[str, list[float]]] = {}
         self._present: frozenset[str] = frozenset()
-        self._unrecorded: dict[Pair, None] = {}
+        self._unrecorded: dict[DeviceKindPair, None] = {}
 
     def speed_of_kind(self, kind: str) -> float:
         return self.of.get(kind, 1.0)
@@ -375,7 +375,7 @@ class Speeds:
         self._update_relative_speeds()
         return self.of != before
 
-    def take_unrecorded_ratios(self) -> list[tuple[Pair, float]]:
+    def take_unrecorded_speed_ratios(self) -> list[tuple[DeviceKindPair, float]]:
         changed, self._unrecorded = self._unrecorded, {}
         ratios = ((pair, self._logs[pair]) for pair in changed)
         return [(pair, math.exp(_median(logs))) for pair, logs in ratios if len(logs) >= _MIN_ROUNDS]

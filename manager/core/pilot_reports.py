@@ -31,7 +31,7 @@ from stoker.protocol.to_pilot import CancelCalls, Exit, ResizeLibrary, StopLibra
 from stoker.protocol.wire import explain_mismatch
 
 COUNTED_AS_LOST = "the manager counted this pilot as lost, and its calls run elsewhere"
-MAX_HELLO_REQUESTS = 4  # Maximum number of requests in a row for a hello that is newer than the frames of the pilot
+MAX_HELLO_REQUESTS = 4  # Maximum number of requests in a row for a hello that is newer than the processed frames
 
 
 def why_hello_is_refused(state: State, id: PilotId, message: to_manager.PilotHello) -> str:
@@ -116,8 +116,8 @@ def reconcile_pilot_with_hello(manager: Manager, pilot: Pilot, message: to_manag
         holding.requeue_calls(manager, (call,), why=f"the call never reached lib-{library.id}: back in the queue")
     for library in libraries_here:
         _reconcile_library(manager, library, there[library.id])
-    # A gang may start on several libraries, so compare all libraries with the hello before this loop. Libraries that
-    # free memory come first, because the others may need this memory.
+    # A gang call may start on several libraries, so the loop above first compares all libraries with the hello.
+    # Libraries that free memory come first here, because the others may need this memory.
     for library in sorted(libraries_here, key=lambda x: _RESUME_ORDER.get(x.state, len(_RESUME_ORDER))):
         if pilot.libraries.get(library.id) is library:
             _resume_library_after_hello(manager, library, there[library.id])
@@ -135,7 +135,7 @@ def _handle_unknown_call(manager: Manager, library: Library, id: CallId) -> None
     elif call.state is CallState.WAITING and holding.can_continue_call(library, call):
         queues.remove_call_from_queue(manager, call)
         holding.resume_call(manager, library, call, why="the call has kept running there and continues")
-    else:  # the call runs on another library now; a gang starts again as a whole
+    else:  # the call runs elsewhere now, or a gang call starts again as a whole
         is_gang = call.group.options.gang[1] > 1
         holding.order_call_drop(manager, library, id, stops_running=is_gang, of_gang=is_gang)
 
@@ -168,7 +168,7 @@ def _reconcile_library(manager: Manager, library: Library, facts: to_manager.Lib
 def _resume_library_after_hello(manager: Manager, library: Library, facts: to_manager.LibraryFacts) -> None:
     if library.state is LibraryState.STOPPING:
         manager.send_to_pilot(library.pilot, StopLibrary(library.id, "the manager ordered it to stop"))
-    elif library.is_waking and library.held and not facts.asleep:  # the journal lost the record that it is awake
+    elif library.is_waking and library.held and not facts.asleep:  # the journal lost the library's wake report
         library.host_bytes = 0
         _start_serving(manager, library)
     elif libraries.repeat_sleep_or_wake_order(manager, library, facts):
@@ -268,7 +268,7 @@ def handle_ready_library(manager: Manager, library: Library, message: to_manager
 
 def _handle_loaded_library(manager: Manager, library: Library) -> None:
     wanted = manager.policies.residency.measured(manager.state, library)
-    if wanted < library.promised_bytes:  # the size was not declared, so reserve only the measured bytes
+    if wanted < library.promised_bytes:  # the recipe declares no size, so promise only the measured bytes
         manager.supply_changed = True
         libraries.promise_memory(library, wanted)
     _start_serving(manager, library)
@@ -304,7 +304,7 @@ def handle_ended_library(manager: Manager, library: Library, message: to_manager
     blamed = crowding = None
     if failure is not None and not message.loading:
         blamed = failure if failure.kind not in FAILURES_THAT_BLAME_NO_CALL else None
-        # With this failure, the operating system killed the library because other processes use the memory.
+        # This failure means that the operating system killed the library because other processes use the memory.
         crowding = failure if failure.kind is FailureKind.PILOT and failure.signal else None
     back = []
     if failure is None and not message.loading:
@@ -344,8 +344,8 @@ def handle_ended_library(manager: Manager, library: Library, message: to_manager
 
 
 def _handle_memory_killed_call(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Handle a call whose library was killed because other processes used its memory. Return False if the caller must
-    requeue it.
+    """Handle a call whose library was killed because other processes used the memory. Return False if the caller must
+    requeue the call.
     """
     if call.group.options.gang[1] > 1:
         return gangs.count_memory_killed_rank(manager, library, call, failure)
@@ -375,13 +375,13 @@ def _handle_failed_load(manager: Manager, context: Context, library: Library, fa
         libraries.fail_waiting_calls(manager, each, evidence)
 
 
-FILES_FREED_AFTER_S = 2.0  # After this many seconds, a library that stops has usually freed its files
-RETRY_WHILE_FILES_USED_S = 10.0  # Seconds until a context is loaded again if busy libraries use the files in the cache
+FILES_FREED_AFTER_S = 2.0  # Seconds after which a stopping library has usually freed its files
+RETRY_WHILE_FILES_USED_S = 10.0  # Seconds until the next try to load a context while busy libraries fill the cache
 
 
 def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_bytes: int) -> float:
     """Stop idle libraries, least recently used first, to free space in the cache of a pilot. Return the seconds until
-    the context can be loaded again; 0 if the space would not suffice.
+    the next attempt to load the context; 0 if the space would not suffice.
     """
     users: dict[Context, list[Library]] = {}
     for library in _libraries_using_object_cache(manager.state, pilot):

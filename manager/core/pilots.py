@@ -160,7 +160,7 @@ def check_walltime(manager: Manager, id: str) -> None:
     in_s = deadlines.seconds_until_drain(pilot, now) if pilot is not None else math.inf
     if pilot is None or in_s == math.inf or pilot.state is PilotState.DRAINING:
         return
-    if in_s > _TIMER_MARGIN_S:  # check early, because calls may take longer than expected
+    if in_s > _TIMER_MARGIN_S:  # check before this time: calls may take longer than expected
         manager.set_timer(f"walltime/{id}", now + max(in_s / 2, min(in_s, _MIN_WALLTIME_CHECK_S)))
         return
     for library in pilot.libraries.values():
@@ -175,7 +175,7 @@ QUARANTINE_TIMER = "quarantine"
 
 
 def record_device_health(manager: Manager, device: Device, reason: str) -> None:
-    """Record that a device failed its probe, or works again if `reason` is empty."""
+    """Record that a device failed its probe, or that it works again (if `reason` is empty)."""
     pilot, id = device.pilot, device.id
     if device.reported == reason:  # the hello has already reported this fault
         return
@@ -192,7 +192,7 @@ def record_device_health(manager: Manager, device: Device, reason: str) -> None:
 
 
 def quarantine_devices(manager: Manager, pilot: Pilot, devices: list[Device], *, reason: str, until: float) -> None:
-    """Quarantine devices. Libraries on the devices stop after their running calls."""
+    """Quarantine devices. Libraries on the devices stop when their running calls have ended."""
     now = manager.state.now
     for device in devices:
         device.quarantine = (until, reason)
@@ -225,7 +225,7 @@ def _schedule_quarantine_end(manager: Manager, pilot: Pilot) -> None:
         manager.set_timer(f"{QUARANTINE_TIMER}/{pilot.id}", min(ends))
 
 
-# Maximum number of ended calls that are remembered because their clients have the results
+# Maximum number of kept ids of ended calls whose clients already have the results
 KEPT_ENDED_CALL_IDS = 100_000
 
 
@@ -275,7 +275,7 @@ def record_orphan_call(manager: Manager, library: Library, id: CallId) -> None:
 
 
 def claim_orphans(manager: Manager, fresh: list[Call]) -> list[Call]:
-    """Let submitted calls that a pilot already runs (orphans) continue, or end them. Return the other calls."""
+    """Continue or end submitted calls that a pilot already runs or has run (orphans). Return the other calls."""
     orphans, rest = manager.state.orphans, []
     for call in fresh:
         orphan = orphans.pop(call.id, None)
@@ -300,8 +300,8 @@ def _claim_orphan(manager: Manager, orphan: OrphanCall, call: Call) -> bool:
 
 
 def end_orphan_call(state: State, outcome: CallEnd) -> bool:
-    """Keep the result of an orphan (a call that only a pilot knows), or forget the orphan after a fault. Return False
-    if the call is not an orphan.
+    """Keep the result of an orphan (a call that only a pilot knows), or forget the orphan after an infrastructure
+    fault. Return False if the call is not an orphan.
     """
     if retries.is_infrastructure_fault(outcome):
         return state.orphans.pop(outcome.call, None) is not None

@@ -20,7 +20,7 @@ from stoker.manager.core.per_context import CLOSED, FREE, FULL
 STUCK_TIMER = "stuck"
 # A library is stuck if all its slots are busy for this many seconds and for `LONG_RUN_FACTOR` usual run times.
 STUCK_AFTER_S = 1.0
-LONG_RUN_FACTOR = 4  # If a call takes longer than this many usual run times, nobody knows when it ends
+LONG_RUN_FACTOR = 4  # If a call takes longer than this many usual run times, its end cannot be predicted
 
 
 def is_unlikely_to_free_slot(now: float, library: Library, *, load_s: float) -> bool:

@@ -97,7 +97,7 @@ class Core:
         self.manager.commands.clear()
 
 
-_MAX_DECISION_TURNS = 100  # Maximum number of times that policies decide after one event, in case they never finish
+_MAX_DECISION_TURNS = 100  # Maximum number of times that policies decide after one event, because they might never stop
 _SERVED_LAST = (math.inf, 0.0, 0)
 
 
@@ -430,7 +430,7 @@ def on_timer(manager: Manager, key: str) -> None:
 
 
 def on_policy_round(manager: Manager, name: str) -> None:
-    """Let a policy plan a round with the changes since its last round, and schedule or skip its next round."""
+    """Let a policy plan with the changes since its last planning round, and schedule or skip its next round."""
     seam = manager.seams[name]
     changes, manager.changes[name] = manager.changes[name], Changes()
     manager.tracked_changes = tuple(manager.changes.values())

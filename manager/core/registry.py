@@ -23,7 +23,7 @@ from stoker.protocol.calls import CallOptions
 from stoker.protocol.ids import FunctionKey, RecipeKey
 from stoker.protocol.to_manager import Submit
 
-KEPT_CLIENT_NUMBERS = 10_000  # Maximum number of removed clients that are remembered. Their calls are no orphans
+KEPT_CLIENT_NUMBERS = 10_000  # Maximum number of remembered removed clients, whose calls do not count as orphans
 
 
 def forget_client(state: State, client: Client) -> None:
@@ -162,7 +162,7 @@ def recompute_client_limits(manager: Manager, client: Client) -> list[Context]:
 
 def _update_limits(manager: Manager, context: Context) -> bool:
     if not _are_limits_honoured(manager):
-        return False  # the manager refuses calls with limits
+        return False  # the manager refuses calls that set limits
     clients, before = manager.state.clients, context.limits
     here = [each for id, each in context.reported_limits.items() if id in clients and not clients[id].gone]
     context.limits = combine_limits(here) if here else msgspec.structs.replace(before, least=0)

@@ -33,7 +33,7 @@ from stoker.units import show_seconds
 
 MAX_PILOTS_WITH_FAULTS = 3  # A call fails after faults on this number of different pilots
 MAX_FAULTS_ON_ONE_PILOT = 3  # A call fails after this number of faults on the same pilot
-# Seconds for which a call avoids a pilot, by number of faults there. The last value repeats
+# Seconds for which a call avoids a pilot after its first fault there, and after later faults
 AVOID_PILOT_S = (15.0, 30.0)
 # Seconds for which a call does not run at all after its first fault, and after later faults
 PAUSE_AFTER_FAULT_S = (0.0, 10.0)
@@ -65,7 +65,7 @@ def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome:
     holding.requeue_calls(manager, (call,), why=f"runs again, for {avoided_until - state.now:g} s not on {where}")
     state.rerun_calls += 1
     for at in (avoided_until, state.now + pause_s):
-        key = f"{FAULT_TIMER}/{int(at) + 1}"  # at most one timer per second, for thousands of calls
+        key = f"{FAULT_TIMER}/{int(at) + 1}"  # at most one timer per second, even for thousands of calls
         if at > state.now and key not in state.timers:
             manager.set_timer(key, float(int(at) + 1))
 
@@ -113,7 +113,7 @@ def _build_fault_failure(call: Call, setbacks: CallSetbacks) -> Failure:
 
 
 def record_losses_of_running_calls(manager: Manager, pilot: Pilot) -> None:
-    """For each call that may have run on an ended pilot, record a loss or a walltime cut."""
+    """For each call that may have run on a pilot that ended, record a loss or a walltime cut."""
     if pilot.reserved_for is not None:
         holding.free_reserved_pilot(manager, manager.state.setbacks[pilot.reserved_for.id])
     cut = pilot.loss is LossReason.WALLTIME or deadlines.is_near_walltime_end(pilot, manager.state.now)
@@ -186,7 +186,7 @@ def place_set_aside_calls(manager: Manager) -> None:
             verdict = blame.find_final_failure(manager.state, call, setbacks)
             if verdict is not None:
                 ending.fail_call(manager, call, verdict)
-            # its losses had harmless reasons, so the call returns to the queue
+            # the losses of the call had harmless reasons, so the call returns to the queue
             elif not blame.must_be_set_aside(manager, call, setbacks):
                 context.queue.remove(call)
                 holding.free_reserved_pilot(manager, setbacks)

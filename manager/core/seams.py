@@ -62,7 +62,7 @@ class View(Protocol):
     @property
     def most_pilots(self) -> Mapping[ClientId, int]: ...
     def devices(self) -> Iterator[Device]:
-        """Yield the devices without a fault of connected pilots that are not reserved for a call."""
+        """Yield the fault-free devices of connected pilots, except pilots that are reserved for a call."""
 
 
 # ---- actions
@@ -165,7 +165,7 @@ class Timer(msgspec.Struct, frozen=True):
 
 
 class WantBlocks(msgspec.Struct, frozen=True):
-    """Request `count` more blocks from a source."""
+    """Request `count` more blocks from a batch system."""
 
     source: str
     count: int
@@ -200,13 +200,13 @@ Action = (
 
 
 class Changes(msgspec.Struct):
-    """Ids of the calls, libraries, pilots and contexts that changed since a policy's last round."""
+    """Ids of the calls, libraries, pilots and contexts that changed since a policy's last planning round."""
 
     calls: set[int] = set()
     libraries: set[int] = set()
     pilots: set[str] = set()
     contexts: set[str] = set()
-    latency_shares: list[float] = []  # By ended call: its duration divided by its latency objective
+    latency_shares: list[float] = []  # Duration of each ended call, divided by its latency objective
 
 
 # ---- seams
@@ -218,7 +218,7 @@ class Rounds(Protocol):
         """Seconds between planning rounds; 0 = the policy has no rounds."""
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:
-        """Return the actions of a new plan for all calls. `changes`: what has changed since the last round."""
+        """Return the actions of a new plan for all calls. `changes`: what has changed since the last planning round."""
 
     def may_skip_rounds(self, view: View) -> bool:
         """Return True if no planning round is needed until the manager's state changes."""
@@ -240,7 +240,7 @@ class Dispatch(Rounds, Protocol):
     """The policy that chooses libraries for queued calls."""
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Return a ready library with room for the call, or actions, or None to let the call wait. Runs in O(1)."""
+        """Return a ready library that can take the call, or actions, or None to let the call wait. Runs in O(1)."""
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
         """Return how many calls of its queue's first group a library gets now, or actions. Runs in O(1)."""

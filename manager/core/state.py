@@ -25,16 +25,16 @@ KEPT_BLOCK_NOTES = 50  # Number of latest notes kept for a block, in addition to
 @dataclass(slots=True, eq=False, repr=False)
 class SourceState:
     source: Source
-    # Blocks that have not ended, without blocks that only test a node
+    # Blocks that have not ended, except blocks that only test a node
     blocks: dict[BlockId, Block] = field(default_factory=dict)
-    # The next four fields contain some of these blocks. They exist because policies read them often.
+    # This field and the next three contain subsets of `blocks`, because policies read these subsets often.
     abandoned_blocks: dict[BlockId, None] = field(default_factory=dict)
     staying_blocks: dict[BlockId, None] = field(default_factory=dict)  # Blocks that were not released
     # Blocks that were not released and whose first pilot may still join
     coming_blocks: dict[BlockId, None] = field(default_factory=dict)
     # Blocks that were not released and of which some pilots have not joined
     filling_blocks: dict[BlockId, None] = field(default_factory=dict)
-    devices: tuple[DeviceFacts, ...] = ()  # Devices of the pilot of this source that joined last
+    devices: tuple[DeviceFacts, ...] = ()  # Devices of the pilot that joined last from this source
     failures: int = 0  # Number of blocks in a row that were refused or ended without a pilot
     short_lived_count: int = 0  # Number of blocks in a row whose pilots ended early and loaded no context
     failed_at: float = 0.0
@@ -136,7 +136,7 @@ class WalltimeCut:
 
     ran_s: float
     walltime_s: float
-    # True if the call ran for most of the walltime. A new pilot would hardly give it more time
+    # True if the call ran for most of the walltime, so that a new pilot could give it little more time
     counts_against_call: bool
     pilot: PilotId
     library: LibraryId
@@ -156,7 +156,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False, repr=False)
 class CallSetbacks:
-    """Why the earlier runs of a call did not end: lost pilots and libraries, walltime cuts, and faults."""
+    """Why earlier runs of a call did not complete: lost pilots and libraries, walltime cuts, and faults."""
 
     losses: list[Loss] = field(default_factory=list)
     cuts: list[WalltimeCut] = field(default_factory=list)
@@ -227,7 +227,7 @@ class State:
         self.streams: dict[int, StreamProgress] = {}
         self.core_failure_times: deque[float] = deque(maxlen=100)  # Times at which the core raised an exception
         self.ban_reasons: dict[str, str] = {}  # By client or pilot: why the manager refuses all its messages
-        # Ended calls whose results the journal lost. Their clients may still read the results
+        # Ended calls whose results the journal lost. Their clients may still read the files of the results
         self.calls_with_lost_results: dict[int, None] = {}
         # Results of calls that ended before the current journal began
         self.results_of_old_journal: dict[int, CallEnd] = {}
@@ -246,11 +246,11 @@ class State:
         self.setbacks: dict[int, CallSetbacks] = {}
         self.reserved_pilots: dict[PilotId, Pilot] = {}
         self.broken_run_counts: dict[int, int] = {}  # By gang call: number of runs that ended because a rank failed
-        # By gang call: time at which its last broken run was sent, if a rank reported the failure
+        # By gang call: time at which the manager sent the last run that a rank reported as failed
         self.broken_runs: dict[int, float] = {}
         self.timers: dict[str, float] = {}
         self.sources: dict[str, SourceState] = {}  # Sites that provide pilots, by name
-        self.blocks: dict[BlockId, Block] = {}  # Open blocks that the manager requested
+        self.blocks: dict[BlockId, Block] = {}  # Unfinished blocks that the manager requested
         self.past_blocks: dict[BlockId, Block] = {}  # Latest ended blocks, for their histories
         self.ended_blocks: Counter[str] = Counter()  # Number of ended blocks, by the reason of their end
         self.nodes: dict[tuple[str, str], NodeRecord] = {}  # Nodes with failed devices, by source and node

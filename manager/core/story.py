@@ -106,7 +106,7 @@ _SHOWN_BLOCKS = 8
 _SHOWN_NAMES = 8
 # Answer for a successful call, whose history only the journal contains
 ENDED_CALL_ANSWER = "ended; its story is in the journal"
-_MIN_SHOWN_READER_WAIT_S = 1.0  # Shorter waits of a call for the reader of its results are not shown
+_MIN_SHOWN_READER_WAIT_S = 1.0  # Shorter waits of a call for the reader of its pieces are not shown
 MAX_PAYLOAD_BYTES = 64_000  # Larger arguments of a call are not part of the answer
 
 _HeadlineAndNotes = tuple[str, list[Note]]

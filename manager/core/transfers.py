@@ -19,12 +19,12 @@ _RANK_OF_READER = -1
 
 class TransferLimits(msgspec.Struct, frozen=True):
     sources: int = 3  # Maximum number of peers from which a pilot fetches one object at a time
-    close: int = 8  # Only this many pilots use `sources` peers. Later pilots use one less, to keep the tree shallow
+    close: int = 8  # If more pilots than this fetch an object, each may use one peer less than `sources`
     serves: int = 4  # Number of transfers that a pilot serves at a time. The last slot is only for complete objects
-    readers: int = 4  # Maximum number of pilots at a time that read an origin because no peer could serve them
+    readers: int = 4  # Maximum number of pilots that read an origin at the same time because no peer could serve them
     tries: int = 6  # After this number of failed peers, a pilot reads the object from its origin
     origin_tries: int = 8  # If this many pilots fail to read an origin, it counts as unreadable
-    small_bytes: int = 16 << 20  # Objects up to this size are fetched from one peer, because several are not faster
+    small_bytes: int = 16 << 20  # Objects up to this size come from one peer, because several peers are not faster
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Fetch:
     peer: Peer
     number: int
     mode: FetchMode = FetchMode.WAITING
-    leader: Fetch | None = None  # The fetch of another pilot into the same cache for which this fetch waits
+    leader: Fetch | None = None  # The other pilot's fetch into the same cache, for which this fetch waits
     sources: dict[PilotId, Peer] = field(default_factory=dict)
     failed: dict[PilotId, None] = field(default_factory=dict)
     unreadable: bool = False  # True if this pilot failed to read the origin
@@ -92,9 +92,9 @@ class Peer:
     # Objects that the peer can serve as soon as it has a free slot
     parked: dict[str, TransferredObject] = field(default_factory=dict)
     wants: dict[str, ObjectRef] = field(default_factory=dict)  # Objects that the peer was fetching when it disconnected
-    # By object that only this leaving peer has: pilots that may copy it
+    # By object that only this leaving peer has: pilots that were chosen to copy it
     hands_on: dict[str, dict[PilotId, None]] = field(default_factory=dict)
-    blamed: int = 0  # Number of pilots that this peer failed to serve although other peers could
+    blamed: int = 0  # Number of pilots that this peer failed to serve although other peers could serve them
     served: int = 0  # Number of pilots that received an object with the help of this peer
 
     @property
@@ -145,7 +145,7 @@ class Transfers:
         self.leaving: dict[PilotId, Peer] = {}  # Leaving pilots that stay until other pilots have copied their objects
         self.unsettled: dict[Fetch, None] = {}  # Fetches for which peers must be chosen
         self.freed: dict[Peer, None] = {}
-        self.changed: dict[Fetch, None] = {}  # Fetches of which the new plan must be sent to the pilot
+        self.changed: dict[Fetch, None] = {}  # Fetches whose new plan must be sent to the pilot
         self.snapshots: dict[str, dict[str, dict[str, Snapshot]]] = {}  # Snapshots, by recipe key, device kind and form
         self.fetches = 0
         self.peer_bytes = 0
@@ -198,7 +198,7 @@ class Transfers:
         self.forget_if_unused(object)
 
     def stop_serving(self, peer: Peer, object: TransferredObject) -> None:
-        """Use a pilot no longer as a source of an object. Fetches from this pilot get another source."""
+        """Stop using a pilot as a source of an object. Fetches from this pilot get another source."""
         object.whole.pop(peer.id, None)
         object.open.pop(peer.id, None)
         for (name, _), child in list(peer.serves.items()):

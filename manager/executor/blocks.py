@@ -249,7 +249,7 @@ class PathQuotingLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl ha
         return done
 
     def _read_job_file(self, script_path: str, suffix: str) -> str:
-        """Return `-` for a missing exit code, so that Parsl takes the job's state from the process."""
+        """Return `-` if the exit code's file is missing, so that Parsl takes the job's state from the process."""
         try:
             return str(super()._read_job_file(script_path, suffix))
         except OSError:

@@ -55,7 +55,7 @@ SEND_DIRECTLY_BELOW_CALLS = 8
 GATHER_ABOVE_CALLS, GATHER_S = 128, 0.001
 """With this many calls in flight, the I/O thread waits `GATHER_S` seconds, so that more calls share a frame."""
 SETTLE_LIMIT_S = 2.0
-"""`close` stops waiting if no result has settled for this many seconds."""
+"""`close` stops waiting if no result has been delivered for this many seconds."""
 
 
 class ClientLink:
@@ -220,7 +220,7 @@ class ClientLink:
             " make calls in that program, or load a session here",
             session=session,
         )
-        self.open_calls.calls.clear()  # the child must not cancel calls of its parent
+        self.open_calls.calls.clear()  # a forked child must not cancel the calls of its parent
         self._lock = threading.Lock()
         self._lock.acquire()  # never released: a forked child must not use the socket
 
@@ -290,7 +290,7 @@ class ClientLink:
             poll.register(fd, select.POLLIN)
         try:
             self._handle_ready_descriptors(everything)
-            while not self._stop:  # checked after each call below, because the call consumes the wake-up of `close`
+            while not self._stop:  # checked after each wake-up, because the call below consumes the wake-up of `close`
                 wait_s = self._out.seconds_until_ack(time.monotonic()) if self._joined.is_set() else CHECK_EVERY_S
                 self._handle_ready_descriptors({fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)})
         except Exception as error:

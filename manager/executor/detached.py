@@ -177,17 +177,17 @@ def start_session_manager(
                     if (process.returncode >= 0 and process.returncode != lease.TAKEN_OVER) or not tries_left:
                         what = f"the manager ended with exit code {process.returncode} before it listened"
                         raise error_with_log_tail(what, folder.manager_log, log_offset=log_offset)
-                    process = _spawn_session_manager(folder, launch)  # retry, because a signal killed it
+                    process = _spawn_session_manager(folder, launch)  # retry, as a signal killed the process
             if time.monotonic() > until:
                 what = f"the manager did not listen within {patience_s:.0f} s"
                 raise error_with_log_tail(what, folder.manager_log, log_offset=log_offset)
             time.sleep(0.02)
     except BaseException:  # also clean up after Ctrl-C
-        if _session_file_mtime_ns(folder) == said_before:  # do not end a manager that commands can find
+        if _session_file_mtime_ns(folder) == said_before:  # keep a manager that commands can already find
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_TERMINATE_S)
-        if not folder.file.exists():  # the manager never listened, so commands must not wait for it
+        if not folder.file.exists():  # without a session file, no command must wait for the manager
             remove_session_links(folder)
         raise
     register_session(folder)

@@ -295,7 +295,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if isinstance(resource_specification, AppSpecification):
             inbox = resource_specification.inbox
             kwargs.pop(SPECIFICATION, None)
-            if is_same_function(resource_specification.pickled_from, func):  # false if Parsl has wrapped it
+            if is_same_function(resource_specification.pickled_from, func):  # false if Parsl has wrapped `func`
                 blob = resource_specification.function
         elif (read := prepared.read_parsl_spec(args, kwargs)) is not None:
             requirements, args, kwargs = read

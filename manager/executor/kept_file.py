@@ -352,7 +352,7 @@ class KeptResults:
         for number, at in enumerate(self._places):
             value = read_result_at(self._file, at, path=self._path)
             if value is DAMAGED:
-                if self.items[number] in self.items[number + 1 : number + 2]:  # a later record has the item
+                if self.items[number] in self.items[number + 1 : number + 2]:  # the next record has this item
                     continue
                 raise StokerError(
                     f"{self._path}: the record at byte {at:,} is damaged;"

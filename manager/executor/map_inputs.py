@@ -170,7 +170,7 @@ class ThreadedInputs(Iterator[Any]):
         if not self._items_ahead:
             if self._end is None:
                 raise ItemNotArrived
-            if not self._items_ahead:  # check again, because an item may have arrived before the end
+            if not self._items_ahead:  # check again: an item may have arrived since the first check
                 raise self._end
         self._read_ahead -= 1
         return self._items_ahead.popleft()

@@ -78,7 +78,7 @@ class CallWindow:
         return 0 if only_if_many and flying and room < CHUNK and room < most // 4 else room
 
     def seconds_until_growth(self) -> float | None:
-        """Return the seconds until the window grows; None if it grows only after a result."""
+        """Return the seconds until the limit on calls in flight rises; None if only a result raises it."""
         if self._ended or not self.in_flight or self._initial_call_limit() >= self.most_calls:
             return None
         return GROW_S - (self._clock() - self._began_at) % GROW_S
@@ -134,7 +134,7 @@ class MapReporter:
 
     def count_sent(self, calls: int) -> None:
         self._sent += calls
-        if self._told_kept != self._kept:  # report the new results of earlier runs at once
+        if self._told_kept != self._kept:  # report newly found results of earlier runs at once
             self._told_at = None
         self._send_report_if_due()
 

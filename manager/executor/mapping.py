@@ -272,7 +272,7 @@ class ResultStream(Iterator[Any]):
                 self._collect_arrived_results()
             if self._keeping is not None and self._keeping.error is not None:
                 raise self._keeping.error  # stop the map, because later results would not be stored
-            # With a window of 1, the program receives a result before the next item is read.
+            # If only one call may be in flight, the program receives a result before the next item is read.
             if not self._is_stopped and (window.most_calls > 1 or self._next not in self._ready):
                 self._send_calls()
             if self._is_stopped:

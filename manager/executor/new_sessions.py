@@ -113,7 +113,7 @@ def kept_session(
     try:
         detached.start_session_manager(made, on_wait=waiting)
     except BaseException:
-        if not made.file.exists():  # the manager never listened
+        if not made.file.exists():  # the manager was never reachable
             detached.delete_session(made)
         raise
     return KeptSession(made.read().session, made.path, started=True)

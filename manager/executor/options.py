@@ -177,7 +177,7 @@ class CallRequirements(msgspec.Struct, frozen=True):
     takes_context: bool = False
     family: Family | None = None
     by_context_key: dict[str, CallRequirements] = msgspec.field(default_factory=dict)
-    """Options for calls of a family, by the key of the shortest context that fits the input."""
+    """Options for calls of a context family, by the key of the shortest context that fits the input."""
 
     def with_streaming(self, streams: bool) -> CallRequirements:
         if self.options.stream is streams:
@@ -192,7 +192,7 @@ class CallRequirements(msgspec.Struct, frozen=True):
         )  # fmt: skip
 
     def knows_input_length(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return True if the calls have a family and the input length is known."""
+        """Return True if the calls have a context family and the input length is known."""
         if self.family is None:
             return False
         return _declared_input_length(self.features) > 0 or not isinstance(_first_argument(args, kwargs), Future)
@@ -255,7 +255,7 @@ def parse_call_specification(specification: Mapping[str, Any], *, takes_context:
 
 
 def read_parsl_spec(spec: Any) -> Recipe:
-    """Read the paper's `parsl_spec = {'context': [loader, [args], {kwargs}]}` (Figure 5)."""
+    """Parse `parsl_spec = {'context': [loader, [args], {kwargs}]}` (context paper, Figure 5)."""
     form = "{'context': [loader, [arguments], {keyword arguments}]}"
     if not isinstance(spec, Mapping) or "context" not in spec:
         raise _invalid_value_error("parsl_spec", spec, form)

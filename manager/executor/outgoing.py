@@ -232,7 +232,7 @@ _RECREATED_MESSAGES = (
     to_manager.Submit, to_manager.DefineFunction, to_manager.DefineRecipe, to_manager.DefineManifest,
     to_manager.Received, to_manager.Resubmitted, to_manager.ParslBlockStates,
 )  # fmt: skip
-"""Types of messages that need not be sent again from old frames, because resubmitting the calls creates new ones."""
+"""Types of messages that are not sent again from old frames, because resubmitting the calls creates new messages."""
 _MAX_REPLACED_FUNCTIONS = 10_000
 RECEIVED_DELAY_S = 0.2
 """Seconds after which a waiting `Received` message is sent in its own frame."""
@@ -339,7 +339,7 @@ class OutgoingFrames:
             messages.append(to_manager.Received(self.received, tuple(self._forgettable_functions)))
             self._acknowledged_results = self.received
             self._forgettable_functions.clear()
-        frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # may raise, so count the frame later
+        frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # may raise, so take the number later
         number = self._outbox.take_next_number()
         self._outbox.keep(number, frame)
         if any(type(message) is to_manager.Submit and message.due_in_s is not None for message in messages):

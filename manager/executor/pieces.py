@@ -27,7 +27,7 @@ from stoker.protocol.to_manager import PiecesTaken
 MOST_PIECES, MOST_BYTES = 4_096, 16_000_000
 """Number of unread pieces or bytes above which no acknowledgement is sent."""
 ACK_PIECES, ACK_BYTES = 64, 250_000
-"""Numbers of pieces or bytes after which an acknowledgement is sent. If the call waits, it is sent immediately."""
+"""Numbers of pieces or bytes after which an acknowledgement is sent. A waiting call gets it immediately."""
 TakenPiece = tuple[Any, bool, PiecesTaken | None]
 """A piece; True if it is a value, False if it is bytes; and the acknowledgement to send now."""
 
@@ -47,7 +47,7 @@ class PieceInbox:
         self._bytes = 0
         self._taken = 0
         self._digests: array[int] = array("Q")
-        """Digests of read pieces; empty with `may_differ`."""
+        """Digests of read pieces, to detect reruns that differ."""
         self._expected_numbers: dict[int, int] = {}
         """Number of the next expected piece, by run of the call."""
         self._run = 0

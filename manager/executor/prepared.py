@@ -192,7 +192,7 @@ class PreparedFunction:
         self._blobs: dict[tuple[Any, ...], FunctionBlob] = {}
         self._before: dict[tuple[Any, ...], FunctionBlob] = {}
         self._submissions: dict[tuple[int, int], tuple[CallRequirements, CallFolder, Submission]] = {}
-        """Keys are the ids of the options and the place. The values keep these objects alive, so ids stay unique."""
+        """The keys are ids of requirements and folder. The values keep both objects alive, so the ids stay unique."""
         self._spec_place: int | None = None
         with suppress(TypeError, ValueError):  # the function has no signature or no parameter `parsl_spec`
             self._spec_place = list(inspect.signature(function).parameters).index(PARSL_SPEC)

@@ -149,7 +149,7 @@ class WaitNoticeLogger:
         self._show_notice = say or _show_notice
         self._ask_at = 0.0
         self._true_since: dict[str, float] = {}
-        """Time since when calls wait or are stuck, or the manager is silent."""
+        """By condition, for example a silent manager: time since which it is true."""
         self._logged_at: dict[tuple[str, str], float] = {}
         """Time of the last line, by subject and reason (without numbers)."""
         self._peer_trouble = self._last_journal_trouble = ""

@@ -40,7 +40,7 @@ class LargeArgumentFiles:
         self.folder = folder
         self._program_id = uuid4().hex[:8]
         self._call_counts: Counter[str] = Counter()
-        self._lock = threading.RLock()  # reentrant: garbage collection may drop a `map` while the lock is held
+        self._lock = threading.RLock()  # reentrant, because garbage collection of a `map` may take the lock again
 
     def store_arguments(self, data: bytes) -> ObjectRef:
         draft = self.folder / f"draft-{uuid4().hex}"

@@ -37,7 +37,7 @@ def restrict_to_allowed_nodes(site: Site, allowed: AllowedNodes) -> Site:
 
 
 def _restrict_slurm_jobs(provider: Provider, allowed: AllowedNodes) -> Provider:
-    # Slurm also reads options at the start of worker_init. Stoker's options must come last, so move these up.
+    # Slurm also reads options at the start of worker_init. Stoker's options must come last, so put those before them.
     moved, rest = site_options.split_worker_init(provider.kind.value, provider.worker_init)
     options = (*provider.options, *moved)
     if allowed.only:

@@ -62,12 +62,12 @@ class BatchJobStatus(msgspec.Struct, frozen=True):
 
 
 class BatchSystem(Protocol):
-    """Interface to a batch system. Every method may raise BatchTrouble."""
+    """Interface to a batch system. Every method may raise BatchSystemError."""
 
     def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:
         """Submit the job of a block, on the allowed nodes if the batch system can choose nodes. Return the job's id.
 
-        Raises SubmissionRefused. After BatchTrouble the job may exist; `find` returns existing jobs.
+        Raises SubmissionRefused. After BatchSystemError the job may exist; `find` returns existing jobs.
         """
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
@@ -85,7 +85,7 @@ class CancelsByName(Protocol):
     """A batch system that can cancel jobs by name, even jobs that it does not list."""
 
     def cancel_named(self, blocks: Sequence[BlockId]) -> None:
-        """Cancel every job of these blocks. Raises BatchTrouble."""
+        """Cancel every job of these blocks. Raises BatchSystemError."""
 
 
 _LOSS_REASONS = {
@@ -96,7 +96,7 @@ _LOSS_REASONS = {
     "out of memory": LossReason.OUT_OF_MEMORY,
     "revoked": LossReason.CANCELLED,
 }
-"""By the first words of a text about the end of a job: why the job ended."""
+"""Reasons for the end of a job, by the first words of the text that describes the end."""
 
 
 def loss_reason_from_text(how: str) -> LossReason | None:

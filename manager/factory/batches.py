@@ -33,7 +33,7 @@ SUBMIT_COMMANDS = {
 def open_batch_system(
     site: Site, *, session: str, folder: SessionFolder, python_path: str = "", pacer: RequestPacer | None = None
 ) -> BatchSystem:
-    """Raises ConfigError, and SubmissionRefused if the site's commands are missing."""
+    """Open a site's batch system. Raises ConfigError; SubmissionRefused if commands are missing."""
     _refuse_missing_shared_files(site)
     kind = _provider_kind(site)
     submit = SUBMIT_COMMANDS.get(kind)

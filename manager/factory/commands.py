@@ -72,7 +72,7 @@ class CommandRunner:
     ) -> CommandResult:
         """Run a command. `name`: its name in error messages. `environment`: additional environment variables.
 
-        Raises CommandUnanswered after the time limit, and BatchTrouble if the command cannot start.
+        Raises CommandUnanswered after the time limit, and BatchSystemError if the command cannot start.
         """
         name = name or words[0]
         self.pacer.take_token()
@@ -110,7 +110,7 @@ class CommandRunner:
     def run_or_raise(
         self, words: Sequence[str], *, allowed_error: str = "", environment: Mapping[str, str] | None = None
     ) -> CommandResult:
-        """Run a command. Raises BatchTrouble also if the command fails, unless its errors contain `allowed_error`."""
+        """Run a command. Raises BatchSystemError if it fails, unless its errors contain `allowed_error`."""
         said = self.run(words, environment=environment)
         if said.code and not (allowed_error and allowed_error in said.err):
             raise BatchSystemError(f"{words[0]}: {said.failure_reason}")

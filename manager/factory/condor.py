@@ -146,7 +146,7 @@ class CondorBatch:
                 raise BatchSystemError(f"condor_rm: {short_failure_reason(said)}")
 
     def find(self) -> Mapping[str, BlockId]:
-        # HTCondor lists a removed job until the job's machine answers.
+        # HTCondor lists a removed job as unfinished until its machine answers.
         return {
             job: BlockId(str(ad[condor_description.BLOCK]))
             for job, ad in self._list_queued_jobs().items()

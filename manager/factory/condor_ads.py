@@ -44,10 +44,10 @@ _PREEMPTED_CODES = frozenset({1011, 1015, 1018, 1019, 1030})
 """`VacateReasonCode` of jobs that were preempted: by the machine, by condor_now, or by a job with higher priority."""
 _NODE_LOST_CODES = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
 _NOT_STARTED_CODES = frozenset({1003, 1006, *range(1026, 1037)})
-"""`VacateReasonCode` of jobs that a slot did not start. After its shadow was killed, a job also has such a code."""
+"""`VacateReasonCode` of jobs that a slot did not start. A job whose shadow process was killed also has such a code."""
 _OUT_OF_MEMORY = (34, 102)
 _OUT_OF_DISK = (34, 104)
-"""Code and subcode of a job that used more disk than its slot has, and was held or evicted."""
+"""Code and subcode of a job that was held or evicted because it used more disk than its slot has."""
 _POLICY_HOLDS = frozenset({3, 21, 26, 34})
 """Codes of holds by a policy of the pool. The text of the reason may then name memory or disk."""
 _MEMORY = "memory"
@@ -78,7 +78,7 @@ class JobVerdict(NamedTuple):
 
 
 def parse_job_ads(text: str, *, command: str) -> list[JobAd]:
-    """Raises BatchTrouble."""
+    """Raises BatchSystemError."""
     if not text.strip():
         return []
     try:
@@ -146,7 +146,7 @@ def _judge_without_hold_details(ad: JobAd, *, has_run: bool, held_s: float) -> J
 
 
 def build_end_status(ad: JobAd, *, memory_bytes: int = 0) -> BatchJobStatus:
-    """Return the status of an ended job. Some pools remove held jobs automatically."""
+    """Return an ended job's status. If a held job was removed, the hold is the reason for its end."""
     how, loss = _describe_end(ad), None
     if ad.get("JobStatus") == JobStatus.REMOVED:
         if how.startswith("out of walltime"):
@@ -166,8 +166,8 @@ def seconds_in_current_status(ad: JobAd) -> float:
 
 
 def was_evicted(ad: JobAd, *, has_run: bool) -> bool:
-    """True if an idle job has run and was not held afterwards. `VacateReasonCode` does not prove this: a job that a
-    slot rejected also has one.
+    """True if an idle job has run and was not held afterwards. `VacateReasonCode` alone does not prove this: a job that
+    a slot rejected also has this code.
     """
     if ad.get("LastJobStatus") != JobStatus.RUNNING:
         return False
@@ -191,7 +191,7 @@ def loss_reason_of_hold(ad: JobAd, *, prefix: str = "") -> LossReason:
 
 
 def _cause_of_hold(ad: JobAd, *, prefix: str) -> str:
-    """Return why HTCondor holds a job; empty if a person holds it, or it waits for a file transfer."""
+    """Return why HTCondor holds a job; empty if a person holds the job, or the job waits for a file transfer."""
     code, sub = ad.get(f"{prefix}HoldReasonCode"), ad.get(f"{prefix}HoldReasonSubCode")
     if code in (BY_OWNER, SPOOLING, None):
         return ""
@@ -262,8 +262,8 @@ def is_every_slot_excluded(analysis: str) -> bool:
 
 
 def _unmet_conditions(rows: Mapping[str, str]) -> list[str]:
-    """Return the conditions that no slot meets, without the parts of an `||` condition, and without other conditions
-    that contain a returned condition.
+    """Return the conditions that no slot meets. Omit the parts of an `||` condition, and each other condition that
+    contains a condition in `rows`.
     """
     parts = {number: set(_CONDITION_NUMBER.findall(row)) for number, row in rows.items()}
     choices = {part for number, row in rows.items() if "||" in row for part in parts[number]}
@@ -277,7 +277,7 @@ def _expand_condition(condition: str, text: str) -> str:
     parts |= dict(re.findall(r"^\s*(\[\d+\])\s+\d+\s+(?:\d+\s+)?(\S.*?)\s*$", text, re.MULTILINE))
 
     def replace_number(number: re.Match[str]) -> str:
-        found = parts.pop(number[0], "")  # each condition is replaced only once, because conditions are not recursive
+        found = parts.pop(number[0], "")  # replace a condition only once: no condition contains itself
         return f"({found})" if re.search(r"&&|\|\||\?", found) else found or number[0]
 
     while parts:
@@ -292,7 +292,7 @@ def _describe_end(ad: JobAd) -> str:
         why = str(ad.get("RemoveReason", "")).strip()
         if "PeriodicRemove" in why and ad.get("LastJobStatus") == JobStatus.RUNNING:
             return f"out of walltime ({show_seconds(float(ad.get(WALLTIME, 0)))})"
-        held = ad.get("HoldReason") or ad.get("LastHoldReason")  # HTCondor's version decides which attribute is set
+        held = ad.get("HoldReason") or ad.get("LastHoldReason")  # the set attribute depends on HTCondor's version
         if ad.get("LastJobStatus") == JobStatus.HELD and held:
             return f"held by HTCondor: {show_line(str(held))}"
         return f"removed {why}".strip()

@@ -413,7 +413,7 @@ class BatchJobFactory:
 
 
 def write_jobs_left(file: Path, left: Sequence[str]) -> None:
-    """Write the remaining jobs. If this fails, remove the file, because an empty file means that no job remains."""
+    """Write the remaining jobs. On failure remove the file, because an empty file would mean that no job remains."""
     try:
         file.write_text("".join(f"{line}\n" for line in left))
     except OSError as error:

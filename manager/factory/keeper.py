@@ -106,7 +106,7 @@ class MissingJobCounter:
         self._missed.pop(job, None)
 
     def count_missing(self, job: Hashable) -> bool:
-        """Count a listing in which the job is missing. Return True if the job is lost."""
+        """Count a listing in which the job is missing. Return True if the job now counts as lost."""
         now = self._clock()
         count, since = self._missed.get(job, (0, now))
         self._missed[job] = count + 1, since
@@ -147,24 +147,24 @@ class BlockKeeper:
         """Last updates of ended blocks, to send them again if the manager has lost them."""
         self._updates: list[FactoryUpdate] = []
         self._has_manager_blocks = False
-        """True after the manager has sent its list of blocks. Before, the keeper does nothing."""
+        """True after the manager has sent its list of blocks. Until then, the keeper does nothing."""
         self._has_matched_jobs = False
         self._search_at = self._query_at = self._paused_until = 0.0
         self._pause = RetryPause(SHORT_PAUSE_S, max(_MAX_PAUSE_POLLS * poll_s, SHORT_PAUSE_S))
         self._cancel_poll = RetryPause(SHORT_PAUSE_S, math.inf)
         self._unanswered_submissions, self._last_unanswered_text = 0, ""
-        """Number of submissions in a row without an answer, and the error of the last one."""
+        """Number of consecutive submissions that got no answer, and the error of the last one."""
         self._was_tried = was_tried
         self._missing_counter = MissingJobCounter(lag_s=lag_s, clock=clock)
         self._unresolved: set[BlockId] = set()
-        """Blocks whose submission got no answer, so that they may have a job that is not listed yet."""
+        """Blocks whose submission got no answer. The batch system may have a job for them that it does not list yet."""
         self._unlisted_jobs: set[str] = set()
         """Jobs that count as over because they are not listed any more. The factory cancels them again at the end."""
 
     # ---- orders
 
     def match_manager_blocks(self, known: Iterable[KnownBlock]) -> None:
-        """After each new connection to the manager, compare its blocks (`known`) with the blocks of this keeper."""
+        """After each new connection to the manager, compare the manager's blocks (`known`) with the keeper's blocks."""
         self._has_manager_blocks = True
         theirs = {block.block: block for block in known}
         for id, block in theirs.items():
@@ -177,7 +177,7 @@ class BlockKeeper:
         for kept in self.blocks.values():
             kept.last_sent_update, kept.is_unknown = None, kept.block not in theirs
         last = max(self._ended_updates, key=_block_number, default=None)
-        if last is not None and last not in theirs:  # without this report, the manager may use the block's number again
+        if last is not None and last not in theirs:  # without this report, the manager may reuse the block's number
             self._updates.append(self._ended_updates[last])
         if self.trouble:
             self._updates.append(SourceTrouble(self.name, self.trouble))
@@ -238,7 +238,7 @@ class BlockKeeper:
         while True:
             try:
                 batch = self._open_batch_system()
-                # cancel all again, because a listing may lack jobs
+                # cancel all jobs again, because a listing may lack jobs
                 if self._clock() - told_at >= CANCEL_INTERVAL_S / 3:
                     self._cancel_named(batch, self._unresolved)
                     cancelled, told_at = set(), self._clock()
@@ -417,7 +417,7 @@ class BlockKeeper:
         kept = next((kept for kept in self.blocks.values() if kept.phase is BlockPhase.ASKED and not kept.job), None)
         if kept is None or kept.cancel_reason:
             return
-        # no second attempt until a submission gets an answer
+        # no second attempt for this block until another gets an answer
         if kept.was_submitted and self._unanswered_submissions >= MAX_UNANSWERED_SUBMISSIONS:
             text = (
                 f"{self._unanswered_submissions} submissions in a row got no answer ({self._last_unanswered_text}), and"

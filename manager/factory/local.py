@@ -85,7 +85,7 @@ class LocalBatch:
                 if (PILOT in words or TASKVINE_PILOT in words) and words[words.index("--session") + 1] == session:
                     parents[process.pid] = process.ppid()
                     found[process.pid] = BlockId(words[words.index("--block") + 1])
-        # A child of the shell has the command line of the shell until it starts its program, but is not a pilot.
+        # A child process of the shell has the shell's command line until it starts its own program, but is not a pilot.
         return {str(pid): block for pid, block in found.items() if parents[pid] not in found}
 
     def _build_end_status(self, job: str) -> BatchJobStatus:

@@ -16,8 +16,8 @@ MAX_BURST, MAX_PER_MINUTE = 36.0, 3.8
 _REFERENCE_POLL_S = 10.0
 TOKENS_LEFT_BY_SUBMISSIONS, TOKENS_LEFT_BY_QUERIES = 4.0, 6.0
 _POLL_STRETCH, _SLOW_QUERY_FACTOR = 2.5, 4.0
-"""If less than half of the tokens are left, the next query waits `_POLL_STRETCH` poll periods. It also waits at least
-`_SLOW_QUERY_FACTOR` times as long as the last query took.
+"""If less than half of the request tokens are left, the next query waits `_POLL_STRETCH` poll periods. Each query waits
+at least `_SLOW_QUERY_FACTOR` times as long as the last query took.
 """
 _TOKEN_ROUNDING = 1e-6
 _MIN_WAIT_S = 0.01

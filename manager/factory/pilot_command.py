@@ -48,8 +48,8 @@ def is_block_key_issued(folder: SessionFolder, block: str) -> bool:
 
 
 def revoke_block_key(folder: SessionFolder, block: str) -> None:
-    # If the file system does not answer, the key file may remain. It is harmless, because no pilot of this block can
-    # use it any more.
+    # If the file system does not answer, the key file may remain. This is harmless, because no pilot of this block can
+    # use the key any more.
     with suppress(OSError, SessionError):
         folder.block_key_file(block).unlink(missing_ok=True)
 
@@ -95,12 +95,12 @@ def build_pilot_options(pilot: Pilot) -> list[str]:
 
 
 def build_python_path() -> str:
-    """Return the import folders of this program that are outside its environment."""
+    """Return the import folders of this program that are outside its Python environment."""
     inside = [os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths = []
     for entry in sys.path:
         path = os.path.realpath(entry or working_folder())
-        # setuptools adds its own folder to sys.path. As PYTHONPATH, this folder would hide installed packages.
+        # setuptools adds its own folder to sys.path. In PYTHONPATH, this folder would hide installed packages.
         in_environment = any(Path(path).is_relative_to(each) for each in inside)
         if os.path.isdir(path) and not in_environment and not path.startswith(os.path.join(sys.base_prefix, "lib")):
             paths.append(path)

@@ -72,20 +72,20 @@ _TEMPORARY_ERROR = re.compile(
 _NO_ANSWER_ERROR = re.compile(r"timed out on send/recv|zero bytes were transmitted|connection reset", re.IGNORECASE)
 """Errors after which the batch system may have accepted the job."""
 _QUEUE_FULL_ERROR = re.compile(r"temporarily unable to accept job|resource temporarily unavailable", re.IGNORECASE)
-"""Errors of Slurm if its queue is full and it has not accepted the job."""
+"""Errors that Slurm reports if its queue is full and it has not accepted the job."""
 _TOO_MANY_JOBS_ERROR = re.compile(
-    # Slurm prints the limit's name since 20.11; earlier versions print all limits in one sentence.
+    # Since version 20.11, Slurm prints the name of the limit; earlier versions name all limits in one sentence.
     r"\b(Assoc|QOS)\w*Submit\w*Limit\b|^(?!.*\b(Assoc|QOS)\w).*job submit limit"
     r"|would exceed .*\blimit|maximum number of jobs already in queue"  # PBS
     r"|pending (job|slot)s? (threshold|limit)"  # LSF
     r"|only \d+ jobs are allowed",  # Grid Engine
     re.IGNORECASE,
 )
-"""Errors because this user, or all users together, have too many jobs in the queue."""
+"""Errors that occur if this user, or all users together, have too many jobs in the queue."""
 
 
 _NO_NODE_ERROR = re.compile(r"Requested node configuration is not available|Invalid node name", re.IGNORECASE)
-"""Errors because a node is unknown, or no node can ever run the job."""
+"""Errors that occur if a node is unknown, or no node can ever run the job."""
 
 
 def is_temporary_submission_error(words: str) -> bool:
@@ -124,7 +124,7 @@ class JobSubmitter:
         self._site = site
 
     def submit(self, block: BlockId, allowed: AllowedNodes) -> str:
-        """Raises SubmissionRefused, BatchTrouble."""
+        """Raises SubmissionRefused, BatchSystemError."""
         name, site = job_name(self.session, block), restrict_to_allowed_nodes(self._site, allowed)
         script = render_submit_script(site, job=name, command=self._command(block))
         self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -196,9 +196,9 @@ def render_submit_script(site: Site, *, job: str, command: str) -> str:
 
 
 def _build_launch_command(given: Provider, command: str) -> str:
-    """Return the shell command that starts one pilot per node. On one node, the pilot replaces the batch shell. So it
-    gets SIGTERM from Slurm `KillWait` seconds before SIGKILL, and it may use the whole `GraceTime`, at whose start
-    Slurm sends no SIGTERM.
+    """Return the shell command that starts one pilot per node. If there is only one node, the pilot replaces the batch
+    shell. Slurm then sends the pilot SIGTERM `KillWait` seconds before SIGKILL. The pilot can use the whole
+    `GraceTime`, because Slurm sends no SIGTERM when it starts.
     """
     if given.nodes == 1:
         return f"exec {command}"
@@ -207,7 +207,7 @@ def _build_launch_command(given: Provider, command: str) -> str:
         case ProviderKind.SLURM:
             cores = f" --cpus-per-task={given.cores}" if given.cores else ""
             each = f"--nodes={given.nodes} --ntasks={given.nodes} --ntasks-per-node=1{cores}"
-            # With --export=NONE in a site's options, job steps have no PATH.
+            # --export=ALL: with --export=NONE in a site's options, job steps lack PATH.
             return f"exec srun {each} --export=ALL --kill-on-bad-exit=0 --wait=0 {command}"
         case ProviderKind.PBS:
             return f'cd "$PBS_O_WORKDIR"\nexec pbsdsh -- /bin/bash -c {again}'

@@ -89,7 +89,7 @@ class KnownKeys:
                 self._lines.warning("", f"the session's pilot key cannot be read: {error}")
         try:
             names = [name for name in os.listdir(self._folder.block_keys) if name.endswith(".json")]
-        except OSError:  # the folder does not exist before the first block
+        except OSError:  # before the first block, the folder does not exist
             names = []
         blocks = {name.removesuffix(".json") for name in names if not name.startswith(".")}
         for block in self._by_block.keys() - blocks:

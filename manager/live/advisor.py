@@ -40,7 +40,7 @@ PAUSE_S = 2.0
 """Seconds before a restart of the advisor, doubled after each exit without an answer."""
 LONGEST_PAUSE_S = 300.0
 _MOST_SENT, _MOST_SLOW_SENT = 16, 2
-"""Maximum questions, and maximum slow questions, that the advisor has not answered."""
+"""Maximum number of unanswered questions, and of unanswered slow questions, at the advisor."""
 
 
 def open_performance_store() -> PerformanceStore:
@@ -147,7 +147,7 @@ class AdvisorLink:
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def queue_question(self, question: AskAdvice, now: float) -> None:
-        """Queue a question, unless it is already open or too long, or too many are open."""
+        """Queue a question, unless it is too long, the same one is open, or too many are open."""
         about, data = question.about, events.encode(question)
         is_pace = isinstance(about, OfPace)
         if about in self._waiting or about in self._sent or len(data) > events.LONGEST_MESSAGE:
@@ -190,7 +190,7 @@ class AdvisorLink:
         if self._sent and now - self._heard_at > self.limit_s and self._process is not None:
             log.warning("the advisor has not answered for %.0f s: it is killed", now - self._heard_at)
             self._process.kill()
-            self._handle_advisor_exit(now)  # do not wait for its exit: it may hang in a file read
+            self._handle_advisor_exit(now)  # do not wait for the advisor's exit: it may hang in a file read
             return
         self._send_questions(now)
 

@@ -24,7 +24,7 @@ Ack = to_pilot.Ack | to_client.Ack
 
 
 class _StoredOffset(msgspec.Struct, frozen=True):
-    """`ahead_s`: epoch time minus the time of the clock with id `monotonic`."""
+    """`ahead_s`: Unix time minus the time of the monotonic clock whose id is `monotonic`."""
 
     monotonic: str
     ahead_s: float
@@ -46,7 +46,7 @@ class Clock:
             ahead_s = max(time.time(), not_before) - time.monotonic()
         self._ahead_s = ahead_s
         if file is not None:
-            with contextlib.suppress(OSError):  # if the disk is full, the next manager reads the wall clock
+            with contextlib.suppress(OSError):  # if the disk is full, the next manager starts from the wall clock
                 write_whole(file, msgspec.json.encode(_StoredOffset(_monotonic_clock_id(), ahead_s)))
 
     def now(self) -> float:

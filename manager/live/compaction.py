@@ -66,7 +66,7 @@ class JournalCompaction:
         return records.snapshot_path(self._journal.path, self._segment.number)
 
     def start_or_check(self, core: Core) -> None:
-        """Start a compaction if it is due, or check its child process. The journal must contain all decisions."""
+        """Start a compaction if it is due, or check the running one. The journal must contain all decisions so far."""
         if self._child:
             if time.monotonic() >= self._check_at:
                 self._check_at = time.monotonic() + CHECK_S
@@ -92,7 +92,7 @@ class JournalCompaction:
         self._started_at = time.monotonic()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # a fork with threads: the child only pickles
+                warnings.simplefilter("ignore", DeprecationWarning)  # forking is safe here: the child only pickles
                 self._child = os.fork()
         except OSError as error:
             os.close(self._child_pipe)

@@ -62,11 +62,11 @@ CHECKED_PARTS: dict[type, _PartsFunction] = {
     events.DiscardObject: lambda c: ("discard", c.path),
     events.EndManager: lambda _: ("end",),
 }  # fmt: skip
-"""The parts of messages and commands that checksums cover, except for RunCalls and Results."""
+"""By message or command type: function that returns the parts to checksum; not for RunCalls and Results."""
 
 
 def decision_checksum(commands: Sequence[Command]) -> int:
-    """Return the checksum of the commands for one event; 0 if none of these is checked."""
+    """Return the checksum of the commands for one event; 0 if no command needs a checksum."""
     said: list[object] = []
     for command in commands:
         if type(command) is ToPilot:

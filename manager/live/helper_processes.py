@@ -136,7 +136,7 @@ class HelperProcesses:
         self._check_at = now + CHECK_S
         for supervisor in self._supervisors:
             supervisor.restart_or_kill_process(now)
-        # Only a factory must send a hello, so at most one text is not empty.
+        # Only a factory's supervisor waits for a hello, so at most one text is not empty.
         trouble = "".join(supervisor.describe_trouble(now) for supervisor in self._supervisors)
         self.factory_trouble = f"blocks are not submitted: {trouble}" if trouble else ""
 

@@ -23,7 +23,7 @@ AUTO = "auto"
 LOOPBACK = "127.0.0.1"
 _CONNECT_S = 1.0
 _OUTSIDE_ADDRESS = ("192.0.2.1", 9)
-"""An unused address (RFC 5737). A datagram socket selects a route to it without sending."""
+"""An unused address (RFC 5737). For it, a datagram socket selects a route without sending anything."""
 
 
 def resolve_interface(interface: str) -> str:

@@ -49,7 +49,7 @@ log = logging.getLogger("stoker.manager")
 
 CHECKSUMS_PER_RECORD = 64
 MAX_CHECKSUM_DELAY_S = 0.2
-"""Checksums are written after this many decisions or seconds."""
+"""Maximum seconds before collected checksums are written to the journal."""
 RETRY_S = 0.25
 UNCONFIRMED = "its disk has not confirmed the last records"
 """Message if the disk reports no error but a sync takes too long."""
@@ -60,7 +60,7 @@ _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
 class SyncResult(NamedTuple):
-    """Result of a sync: the safe journal position, the number of synced loop turns, and the error."""
+    """Result of a sync: the journal position up to which data is safe, the number of synced writes, and the error."""
 
     position: int
     turns: int
@@ -81,7 +81,7 @@ class SyncThread:
         self._sync.add_done_callback(lambda _: os.eventfd_write(self.wake_fd, 1))
 
     def take_result(self) -> SyncResult | None:
-        """Return None while a sync runs, its result once after it ends, and otherwise an empty result."""
+        """Return None while a sync runs, the result of an ended sync once, and otherwise an empty result."""
         if self._sync is None:
             return SyncResult(0, 0)
         try:
@@ -133,7 +133,7 @@ class Journal:
         self.head, self.events, self.size = end or find_journal_end(path) or JournalEnd(create_segment_head(), 0, 0)
         self._fd = _open_and_lock(path)
         self._unsynced: list[bytes] = []
-        """Data of each loop turn since the last sync, which is written again if a sync fails."""
+        """Data of each write since the last sync. If a sync fails, the data is written again."""
         os.ftruncate(self._fd, self.size)
         self._pending: list[bytes] = [] if self.size else [MAGIC, *encode_record(0.0, self.head)]
         self._sync_thread = SyncThread() if sync else None
@@ -240,8 +240,8 @@ class Journal:
         return not self.trouble and self.safe >= self.position
 
     def begin_segment(self) -> SegmentHead:
-        """Begin a new segment. After OSError, the old segment continues. Raises SessionError if another manager has the
-        journal.
+        """Begin a new segment. After OSError, the old segment continues. Raises SessionError if another manager uses
+        the journal.
         """
         self._append_checks()
         if not self.flush_until_safe():
@@ -311,7 +311,7 @@ class JournalTroubleReporter:
 
     def __init__(self, journal: Journal, folder: Path) -> None:
         self.text = ""
-        """Reason why the journal cannot be written, and a remedy; or empty."""
+        """Reason why the journal cannot be written, with a remedy; empty if it can."""
         self._journal = journal
         self._folder = folder
         self._since = 0.0

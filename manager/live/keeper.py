@@ -20,11 +20,11 @@ log = logging.getLogger("stoker.manager")
 MANAGER_FAILED = 4
 """Exit status of a manager that cannot continue."""
 NO_PORT = 5
-"""Exit status of a restarted manager without a free port."""
+"""Exit status of a restarted manager that finds no free port."""
 
 MOST_DEATHS = 5
 WINDOW_S = 60.0
-"""After this number of deaths without progress within these seconds, the manager is not restarted."""
+"""After `MOST_DEATHS` deaths without progress within these seconds, the manager is not restarted."""
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 8.0
 _POLL_S = 0.1
 
@@ -77,7 +77,7 @@ def format_pause(pause_s: float) -> str:
 
 
 def run_with_restarts(command: Sequence[str], *, progress: Path) -> int:
-    """Run a manager, restart it after failures, return its exit status. SIGTERM ends only the manager."""
+    """Run a manager, restart it after failures, and return its exit status. SIGTERM ends only the manager."""
     restarts = RestartLimiter(progress)
     stopped, is_first = False, True
     process: subprocess.Popen[bytes] | None = None

@@ -48,7 +48,7 @@ _MOST_BYTES = 1 << 16
 
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 _NO_NEW_FILE_ERRORS = (errno.EMFILE, errno.ENFILE, *_DISK_FULL_ERRORS)
-"""Errors that prevent a new lease file, so that the open file is overwritten."""
+"""Errors after which the open lease file is overwritten, because no new file can be created."""
 
 
 class LeaseTakenError(SessionError):
@@ -179,7 +179,7 @@ class Lease:
             os.close(before)
 
     def overwrite_dead_lease(self) -> bool:
-        """Overwrite the file of a dead holder, even on a full disk. Return False on failure."""
+        """Overwrite the lease file of a dead holder, even on a full disk. Return False on failure."""
         if self.predecessor is None or is_holder_alive(self.predecessor) is not False:
             return False
         try:
@@ -236,7 +236,7 @@ def take_lease(
     room_s: float = 0.0,
 ) -> Lease:
     """Take a lease. Wait up to `patience_s` for a renewal by a manager on another machine, and up to `room_s` for disk
-    space. Raises SessionError if the session has a live manager or is over, NoRoomError if the disk stays full.
+    space. Raises SessionError if the session has a live manager or is over, NoDiskSpaceError if the disk stays full.
     """
     with _start_lock(path):
         before = read_lease(path)

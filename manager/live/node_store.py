@@ -72,7 +72,7 @@ class NodeRecordStore:
         return [record for record in found if record.heard_at >= since]
 
     def records_if_changed(self, now: float) -> list[NodeRecord]:
-        """Return all records if another process may have written since the last check, else none."""
+        """Return all records if another process may have written records since the last check, else none."""
         if now < self._look_at:
             return []
         self._look_at = now + CHECK_CHANGES_S

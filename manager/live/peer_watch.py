@@ -74,8 +74,8 @@ class PeerWatch:
         self._reconnect_by[_FIRST_CLIENT] = now + self._limits.first_client_s
 
     def restart_silence_limits(self, now: float, *, may_have_reconnected: bool = True) -> None:
-        """Restart the silence limits after the manager paused reading. `may_have_reconnected`: also extend the limits
-        of disconnected peers.
+        """Restart the silence limits after a pause in which the manager read no messages. `may_have_reconnected`: also
+        extend the limits of disconnected peers.
         """
         self._heard_at = dict.fromkeys(self._heard_at, now)
         if may_have_reconnected:

@@ -41,7 +41,7 @@ def write_session_file(folder: SessionFolder, file: SessionFile, *, before: Sess
     """Write `session.json`. `before`: the file of an earlier manager. Raises OSError."""
     try:
         folder.write(file)
-    except OSError:  # on a full disk, keep an equal file; its new time shows that a manager listens
+    except OSError:  # on a full disk, keep a file with the same content; its new time shows that a manager listens
         if before != file:
             raise
         os.utime(folder.file)

@@ -179,7 +179,7 @@ def list_segments(journal: Path) -> list[Segment]:
         head = read_segment_head(path) if path.exists() else None
         if head is not None:
             found[head.number] = Segment(path, head)
-            if path == journal and head.mark:  # files with later numbers are not part of this journal
+            if path == journal and head.mark:  # files with larger numbers do not belong to this journal
                 found = {number: segment for number, segment in found.items() if number <= head.number}
     return [found[number] for number in sorted(found)]
 
@@ -195,7 +195,7 @@ def read_segment_head(path: Path) -> SegmentHead | None:
         is_empty = False
         if isinstance(record, SegmentHead):
             return record
-        if not isinstance(record, DamagedPart) or record.at:  # after a damaged first line, the head record may be whole
+        if not isinstance(record, DamagedPart) or record.at:  # after a damaged first line, the head may be intact
             break
     if is_empty:
         return None

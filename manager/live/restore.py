@@ -36,7 +36,7 @@ from stoker.whole_files import draft_file, sync_folder
 log = logging.getLogger("stoker.manager")
 
 MOST_CHECKS = 10_000
-"""Maximum number of decisions to compare at once. One turn of the manager's loop makes fewer decisions."""
+"""Maximum number of decisions to compare at once. One iteration of the manager's loop makes fewer decisions."""
 _NO_SNAPSHOT = "its snapshot is missing"
 
 
@@ -92,7 +92,7 @@ class JournalReplay:
 
     @property
     def is_whole(self) -> bool:
-        """True if the files reach from a snapshot, or from the beginning, to the last event."""
+        """True if the files contain all events from a snapshot, or from the beginning, to the last event."""
         return self.core is not None or not self._segments or self._segments[0].head.number == 1
 
     @property
@@ -212,7 +212,7 @@ class JournalReplay:
         if isinstance(event, RecordsLost):
             self.lost += max(1, event.bytes)
             self.is_comparable = False
-        elif isinstance(event, ManagerRestarted):  # with more events, a manager may decide differently
+        elif isinstance(event, ManagerRestarted):  # a manager that had lost fewer events may decide differently
             self.is_comparable = event.lost >= self.lost
         return event
 

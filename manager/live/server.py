@@ -54,7 +54,7 @@ _discard_log = RateLimitedLog(log)
 
 
 class CoreFailedError(Exception):
-    """The core raised an exception. The journal may record a refusal instead of the event."""
+    """The core raised an exception. The journal may contain a record of the refusal in place of the event."""
 
 
 class ManagerServer:
@@ -436,7 +436,7 @@ def remove_result_file(folder: SessionFolder, path: str) -> None:
 
 def _mtime_ns(file: Path) -> int:
     try:
-        with file.open("rb") as opened:  # on a network file system, opening the file refreshes its cached time
+        with file.open("rb") as opened:  # on a network file system, opening the file refreshes the cached file time
             return os.fstat(opened.fileno()).st_mtime_ns
     except OSError:
         return 0

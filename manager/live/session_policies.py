@@ -98,7 +98,7 @@ def name_of_policy_copy(name: str, *, single_file_folder: str) -> str:
 
 
 def copy_policy(name: str, into: Path, *, single_file_folder: str) -> str:
-    """Copy a policy's file, or its package's imported files. Return the policy's new name."""
+    """Copy the file of a policy, or the imported files of its package. Return the policy's new name."""
     file = policy_file(name)
     if not file:
         return name
@@ -189,7 +189,7 @@ def find_policy(name: str, *, folder: Path | None = None, seam: str = "") -> Shi
 def _call_policy_factory(
     name: str, what: Callable[..., Any], provisioning: Provisioning | None, settings: dict[str, Any], *, seam: str
 ) -> Policies:
-    """Call `what` to create policies. Default policies serve the seams that the result lacks."""
+    """Call `what` to create policies. Default policies serve the seams for which the result has no policy."""
     asked = provisioning or KeepBlocks()
     try:
         takes = "provisioning" in inspect.signature(what).parameters
@@ -248,7 +248,7 @@ def _implemented_seams(name: str, made: Any, *, seam: str) -> list[str]:
 
 
 def misspelled_override(made: object) -> tuple[str, str] | None:
-    """Return the first misspelled name in a policy's classes, and the probable name."""
+    """Return the first misspelled member name in a policy's classes, and the probable name."""
     given: dict[str, Any] = {}
     mine: dict[str, Any] = {}
     for kind in reversed(type(made).__mro__[:-1]):
@@ -315,7 +315,7 @@ def copy_policies_into_session(folder: SessionFolder, sites: Iterable[Site], *, 
         }
         try:
             made = _create_policies(chosen, working_folder())
-        except ConfigError:  # only the manager may be able to find the policy's module
+        except ConfigError:  # the policy's module may be importable only by the manager, which checks it again
             made = None
         honours = None if made is None else tuple(sorted(made.honours))
         kept = ChosenPolicies(**copies, search_path=search_path, honours=honours)

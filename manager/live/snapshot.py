@@ -189,7 +189,7 @@ class _NounUnpickler(pickle.Unpickler):
 
 
 def new_noun(kind: type) -> object:
-    """Stand for an empty object of this class in a pickle. A call raises UnreadableSnapshotError."""
+    """Represent an empty object of this class in a pickle. Raises UnreadableSnapshotError if it is called."""
     raise UnreadableSnapshotError(f"{kind} can be created only from a snapshot")
 
 

@@ -146,7 +146,7 @@ class ManagerSockets:
             except zmq.ZMQError as error:
                 log.warning("cannot listen on %s again (%s); peers will find the new address", address, error)
         first, last = ports
-        start = os.getpid()  # so that managers on one host try different ports first
+        start = os.getpid()  # managers on one host should try different ports first
         for turn in range(last - first + 1):
             address = f"tcp://{interface}:{first + (start + turn) % (last - first + 1)}"
             try:

@@ -27,7 +27,7 @@ DEFAULT = "default"
 
 
 class ShippedPolicy(msgspec.Struct, frozen=True):
-    """`about`: one sentence for users. `make`: returns new policies for `provisioning=` and the settings."""
+    """`about`: one sentence for users. `make`: function that creates policies from `provisioning=` and the settings."""
 
     name: str
     about: str

@@ -35,16 +35,16 @@ def _load_per_speed(library: Library) -> float:
 
 
 def libraries_hottest_first(view: View, context: Context) -> Iterator[Library]:
-    """Yield the library that got calls at this moment, then free libraries, then the least loaded. The caller sends
-    calls to each library before it takes the next.
+    """Yield the library that got calls at the current time `view.now`, then free libraries, then the least loaded. The
+    caller sends calls to each library before it takes the next.
     """
     queue, index, burst = context.queue, context.index, context.index.burst
     if burst is not None and burst.at == view.now:
         yield burst.library
-    for some in (_MOST_EXAMINED, len(index.free)) if index.free else ():  # try a few first, which usually suffice
+    for some in (_MOST_EXAMINED, len(index.free)) if index.free else ():  # try a few first; this usually suffices
         for library in tuple(islice(free_libraries_fastest_first(context), some)) if queue.count else ():
             yield library
-            if queue.first_single_call() is None:  # all waiting calls are gangs
+            if queue.first_single_call() is None:  # all waiting calls need gangs
                 return
     before = -1
     # If libraries have several slots, repeat the search: a free library may take more calls until its slots are full.

@@ -16,7 +16,7 @@ from stoker.manager.policies.sleeping import extra_bytes_to_wake, is_asleep, is_
 from stoker.manager.policies.where_to_load import can_use_device, iter_device_sets, may_load
 
 Minimum = Callable[[Context, Device], int]  # Returns the free bytes that a device needs to load a context
-StopChoice = tuple[tuple[float, ...], list[Library]]  # Libraries to stop on a device, after the highest of their ranks
+StopChoice = tuple[tuple[float, ...], list[Library]]  # Highest rank of the libraries to stop on a device; the libraries
 
 
 class StopGuard(Protocol):
@@ -54,7 +54,7 @@ def idle_libraries_to_stop(
 def preempt_for_starved_context(
     view: View, context: Context, *, minimum: Minimum, patience_s: float, keeper: StopGuard | None
 ) -> list[Action]:
-    """Take a device from the context with the most libraries if a context lacked libraries for `patience_s`."""
+    """Take a device from the context with the most libraries if another context lacked libraries for `patience_s`."""
     lacking = context.starvation_order
     waited = view.now - lacking[1] if lacking is not None else 0.0
     if waited < patience_s:

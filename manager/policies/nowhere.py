@@ -155,7 +155,7 @@ def _max_library_count(view: View, context: Context) -> float:
         each = float(source.source.slots // context.recipe.needs.devices) or math.inf
         if source.devices:
             each = float(max([count_fitting_libraries(context, source.devices), *rooms]))
-        elif requests_cpu_kind(context):  # spare cores are not counted in `slots`, so set no limit
+        elif requests_cpu_kind(context):  # `slots` does not count spare cores, so set no limit
             each = math.inf
         total += max(sum(rooms), source.source.most * source.source.nodes * each)
     return total + sum(map(sum, here.values()))

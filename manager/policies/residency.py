@@ -61,7 +61,7 @@ class LoadWhereWanted(Quiet):
         self.cut_s = cut_s
         self.provisioning: Provisioning = provisioning or ExternalPilots()
         self.keeper = keeper
-        if keeper is not None:  # a policy with a keeper never wakes libraries, so none may sleep
+        if keeper is not None:  # with a keeper, the policy never wakes libraries, so none may sleep
             self.lets_sleep = False
         self._keep_alive = keep_alive.IdleLibraryLimits(sleeps=self.lets_sleep)
         self._call_separator = CallSeparator()
@@ -139,7 +139,7 @@ class LoadWhereWanted(Quiet):
         if has_failed_loads(context):
             return min(most, probe_load_count(alive))
         run_s = context.run_s
-        if head is not None and not context.recipe.loader:  # a function of a context that many functions share
+        if head is not None and not context.recipe.loader:  # a function whose context other functions share
             run_s = head.group.cost.run_s
         if not run_s and not (context.recipe.loader and context.runs):
             return most
@@ -186,7 +186,7 @@ class LoadWhereWanted(Quiet):
         return required_bytes_if_known(context, device.facts) or device.facts.memory_bytes // 3
 
     def _wake_sleepers(self, view: View, context: Context, most: int) -> list[Action]:
-        """Wake up to `most` sleeping libraries. Make room for a wake unless a load elsewhere is faster."""
+        """Wake up to `most` sleeping libraries. Free memory for this, unless a load elsewhere is faster."""
         plan: list[Action] = []
         for sleeper in sleeping.wakeable_libraries(view, context)[: max(0, most)]:
             needed = sleeping.extra_bytes_to_wake(sleeper)
@@ -224,7 +224,7 @@ class LoadWhereWanted(Quiet):
         places = self.open_places(view, context, ignores_failed_loads=False)
         is_open = any(keep_alive.can_run_next_call(view, context, devices[0].pilot) for devices in places)
         for library in leaving:
-            # Otherwise the context could be loaded on the same device again.
+            # Without this check, the context could be loaded on the same device again.
             if is_open or not may_load(view, context, library.devices[0]):
                 return [Unload(library.id, "the next call would run longer than its pilot")]
         return []

@@ -24,7 +24,7 @@ def is_asleep(library: Library) -> bool:
 
 
 def count_libraries_falling_asleep(context: Context) -> int:
-    """Return how many libraries of a context are on their way to sleep. These libraries can wake soonest."""
+    """Return how many libraries of a context are being put to sleep. These libraries can wake soonest."""
     return sum(x.state is LibraryState.ASLEEP and not x.has_confirmed_sleep for x in context.libraries.values())
 
 

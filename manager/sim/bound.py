@@ -37,7 +37,7 @@ Steps = list[tuple[float, float]]  # Pairs of a time and the value from then on;
 
 
 def limit_blocks(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) -> Steps:
-    """Return the number of blocks that may run over time: the capacity, at most `most`, and 0 before `from_s`."""
+    """Return the number of blocks that may run at each time: the capacity, at most `most`, and 0 before `from_s`."""
     return start_steps_at([(at, float(min(blocks, most))) for at, blocks in capacity], from_s=from_s)
 
 
@@ -94,7 +94,7 @@ class DeviceTimeSupply:
         return self._times[place] + (amount - self._amounts[place]) / rate if rate else math.inf
 
 
-_MOST_LOAD_STEPS = 10  # Maximum number of simulator steps from the order to load a context until the context is ready
+_MOST_LOAD_STEPS = 10  # A load has at most this many simulated steps; rounding may shorten each step by `TICK_S`
 
 
 class _Call(NamedTuple):
@@ -105,7 +105,7 @@ class _Call(NamedTuple):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """A context on a source's devices, with minimum times. `first_s`: from a pilot's start to its first call."""
+    """A context on a source's devices, with minimum times. `first_s`: time from a pilot's start to its first call."""
 
     context: str
     source: int

@@ -16,8 +16,8 @@ from stoker.manager.sim.world import ContextModel, EngineFloor, SourceModel, Wor
 from stoker.units import show_bytes, show_seconds
 
 SettingProblem = tuple[tuple[str, ...], str, tuple[str, ...]]
-"""Path of the setting in the file; problem text, which begins with the setting's name; path with names of sources
-instead of numbers.
+"""The setting's path in the file; the problem's text, which begins with the setting's name; the path with source names
+instead of source numbers.
 """
 
 
@@ -33,7 +33,7 @@ def raise_for_impossible_setting(world: World, *, wanted: Iterable[str] = (), un
 def find_impossible_settings(
     world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0
 ) -> Iterator[SettingProblem]:
-    """Yield impossible settings. `wanted`: contexts of the calls. `until_s`: time at which the run ends."""
+    """Yield impossible settings. `wanted`: contexts that the calls use. `until_s`: time at which the run ends."""
     for table, problem in chain(
         _world_problems(world), _engine_problems(world), _workload_problems(world, wanted, until_s=until_s)
     ):
@@ -72,7 +72,7 @@ def check_arrivals(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arriva
         if not before_s <= arrival.at_s < math.inf:
             raise ConfigError(f"call {number} arrives at {arrival.at_s:g} s, before the previous call's {before_s:g} s")
         before_s = arrival.at_s
-        # The token counts of an engine's calls matter only if a walltime may end a block before its calls end.
+        # Check calls with different token counts separately only if a walltime may interrupt a call to an engine.
         lengths = (arrival.prompt_tokens, arrival.output_tokens) if timed and arrival.context in served else ()
         times = arrival.fixed_s, arrival.shared_s
         kind = arrival.context, arrival.items, arrival.gang, times, arrival.items_done, lengths
@@ -114,7 +114,7 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
     loads = [_estimate_load_s(world, model, source) for source in sources]
     takes = [_minimum_call_s(world, arrival, source) for source in sources]
     spare = [source.walltime_s - load_s - call_s for source, load_s, call_s in zip(sources, loads, takes, strict=True)]
-    sure = not model.item_cv and not world.delays.progress_s  # with checkpoints a call resumes in the next block
+    sure = not model.item_cv and not world.delays.progress_s  # checkpoints would let a call continue in the next block
     if spare and sure and all(source.walltime_s for source in sources) and max(spare) <= 0:
         best = spare.index(max(spare))
         work = f"{arrival.output_tokens} tokens" if model.engine else f"{arrival.items_done or arrival.items} items"

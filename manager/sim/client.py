@@ -22,7 +22,7 @@ from stoker.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey, make_c
 
 NO_OBJECTIVE = Objective()
 _SUBMITTED_TOGETHER = attrgetter("context", "priority", "deadline_s", "gang", "objective", "variants")
-RESULTS_PER_ACKNOWLEDGEMENT = 1000  # The manager may forget acknowledged results
+RESULTS_PER_ACKNOWLEDGEMENT = 1000  # Number of results that one message acknowledges
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
@@ -72,7 +72,7 @@ class SimClient:
         self._collects_for_s = sim.client_collects_for_s
         self._items: dict[int, int] = {}
         self._written: dict[CallId, tuple[str, int]] = {}  # Context and output tokens of each open call
-        self._outputs: dict[str, tuple[int, float]] = {}  # By context: number and mean output of ended calls
+        self._outputs: dict[str, tuple[int, float]] = {}  # By context: number of ended calls, mean output tokens
 
     @property
     def is_done(self) -> bool:

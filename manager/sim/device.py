@@ -151,7 +151,7 @@ class TurnTaker(Protocol):
     def take_turn(self, *, whole_burst: bool) -> bool:
         """Begin the next engine step; with `whole_burst`, steps until `interrupt`. Return False if no work is left."""
 
-    def interrupt(self) -> None: ...  # End the turn after the current engine step
+    def interrupt(self) -> None: ...  # Stop after the current engine step
 
 
 class DeviceTurns:
@@ -162,8 +162,8 @@ class DeviceTurns:
         self._is_choosing = False
 
     def request_turn(self, taker: TurnTaker) -> None:
-        """Request a turn, unless the engine already waits or computes. Requests made at the same time are considered
-        together.
+        """Put an engine in the queue for its next step, unless it already waits or computes. Requests of the same time
+        are considered together.
         """
         if taker in self._waiting or taker in self._computing:
             return

@@ -142,7 +142,7 @@ class Network:
     def _end_transfer(self, transfer: Transfer) -> None:
         transfer.entry = None
         self._record_moved_units(transfer)
-        if transfer.units_left > 0 and transfer.flows:  # rounding error, or a path without limited links
+        if transfer.units_left > 0 and transfer.flows:  # left by rounding, or a path has no limited link
             quickest = max(range(len(transfer.flows)), key=lambda place: transfer.flows[place].rate)
             transfer.moved[quickest] = transfer.moved.get(quickest, 0.0) + transfer.units_left
         transfer.units_left = 0.0

@@ -51,7 +51,7 @@ class LoggedEvent(enum.IntEnum):
     WAITED = 22  # Seconds that `call` calls waited before they began
     TOOK = 23  # Seconds from arrival to end, for `call` calls
     CALL_DUE = 24  # Deadline of the call in seconds; this row follows the call's arrival row
-    CALL_LEFT = 25  # Useful seconds of an interrupted run; 0 = the call starts again
+    CALL_LEFT = 25  # Useful seconds of an interrupted run; 0 = the call starts from the beginning
     PART_BEGAN = 26  # Rank of a gang member other than rank 0
     PART_ENDED = 27  # Rank of the gang member
     PART_LEFT = 28  # Useful seconds, as for CALL_LEFT
@@ -159,7 +159,7 @@ class TokenTimes(msgspec.Struct):
 
 
 COUNT_INTERVAL_S = 1.0  # Seconds between two rows of counts
-_CLASSES = 100.0  # Number of histogram classes per factor of e in time: classes of 1 % width
+_CLASSES = 100.0  # Number of histogram classes per factor of e in time; each class is 1 % wide
 _SHORTEST_S = 1e-6
 _VALUES_PER_BATCH = 50_000
 
@@ -171,7 +171,7 @@ class LibraryPlace(NamedTuple):
 
 
 class EachCallLog:
-    """Writes a row for every event of a call, and of the members of a gang."""
+    """Writes a row for every event of a call and of every gang member."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
@@ -252,7 +252,7 @@ class CountedCallsLog:
             self._count(at_s, LoggedEvent.CALLS_BEGAN)
 
     def log_end(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
-        """Count a completion. If a call completes a second time, its work counts as lost."""
+        """Count a completion. If the call has completed before, count the work of this run as lost."""
         call = spec.call
         if rank:
             what = LoggedEvent.SECONDS_LOST if call in self._completed_again else LoggedEvent.SECONDS_USED
@@ -280,7 +280,7 @@ class CountedCallsLog:
         if self._open.pop(call, None) is None:
             return
         if call not in self._running:
-            self._count(at_s, LoggedEvent.CALLS_BEGAN)  # without this row, the failed call would count as waiting
+            self._count(at_s, LoggedEvent.CALLS_BEGAN)  # otherwise the failed call would still count as waiting
         self._fresh.discard(call)
         self._count(at_s, LoggedEvent.CALLS_FAILED)
 
@@ -311,7 +311,7 @@ class CountedCallsLog:
 
     def _write_counts(self, at_s: float) -> None:
         if len(self._log):
-            # Rows must be in time order, but a call arrives before the frame that carries it.
+            # Rows must be in time order, but a call's arrival time may be before the time of the last row.
             at_s = max(at_s, self._log.at_s[-1])
         for what, value in zip(LoggedEvent, self._sums, strict=True):
             if value:

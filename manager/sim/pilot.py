@@ -34,7 +34,7 @@ class _Fetch:
         self.left = float(ref.size_bytes)
         self.began_at = now
         self.transfer: Transfer | None = None
-        self.sources: tuple[SimPilot | None, ...] = ()  # In the order of the transfer's paths; None means the origin
+        self.sources: tuple[SimPilot | None, ...] = ()  # Source of each path of the transfer; None means the origin
         self.moved: dict[SimPilot | None, float] = {}  # Bytes from each source until the paths last changed
         self.has_open_operations = False
         self.are_bytes_here = False
@@ -155,8 +155,8 @@ class PilotFetches:
                 other.fetches._refetch_missing(fetch, self._pilot, left=left.get(name, 0.0))
 
     def _refetch_missing(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
-        """Fetch again the `left` bytes that the lost pilot `giver` lacked; if it lacked none, all bytes that it
-        sent.
+        """Fetch again what the lost pilot `giver` sent: at most `left` bytes, which `giver` lacked, or all if `left` is
+        0.
         """
         given = fetch.moved.get(giver, 0.0)
         missing = min(left, given) or given
@@ -172,8 +172,8 @@ _UNLIMITED_BYTES = 1 << 62
 
 
 class PilotSimulationBase(SimulationBase):
-    """A simulation with pilots. `busy_s`, `warm_s`: device-seconds in which ended pilots ran calls (`busy_s`) or had
-    libraries (`warm_s`). `pilots`: pilots that have not ended.
+    """A simulation with pilots. `busy_s`: device-seconds in which ended pilots ran calls. `warm_s`: device-seconds in
+    which ended pilots had libraries. `pilots`: pilots that have not ended.
     """
 
     pilots: dict[PilotId, SimPilot]
@@ -211,7 +211,7 @@ class SimPilot:
         self.compute_devices = {device.device: SimulatedDevice(sim.agenda) for device in devices}
         self.device_turns = DeviceTurns(sim.agenda)
         self.libraries: dict[LibraryId, SimLibrary] = {}
-        """Libraries, from the start order until the core forgets them."""
+        """Libraries, from the order to start them until the core forgets them."""
         self.fetches = PilotFetches(self)
         self.is_running = True
         self.has_left_normally = False
@@ -238,7 +238,7 @@ class SimPilot:
     def handle(self, event: Event) -> None:
         handled = self._queue.handle_event(event)
         while handled and self.core.state.leaving and self.is_running:
-            # Repeat while ticks cause other events. The count includes the tick itself.
+            # Send ticks while they cause other events. The returned count includes the tick itself.
             handled = self._queue.handle_event(events.Tick()) - 1
 
     def _carry_out(self, command: commands.Command) -> None:
@@ -310,7 +310,7 @@ class SimPilot:
         return events.OfferInspected(order, library.batch.make_unread_prompt(spec), engines, free_at, required)
 
     def _send(self, message: to_manager.FromPilot) -> None:
-        """Send a message to the manager, in one frame with the messages that are still on their way."""
+        """Send a message to the manager, in one frame with earlier messages that have not arrived yet."""
         frame = self._frame
         if not frame:
             self.sim.agenda.schedule_after(self.sim.frame_s, self._send_frame_to_manager)

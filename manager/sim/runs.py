@@ -111,8 +111,8 @@ def parse_completed_work(spec: CallSpec) -> CompletedWork:
 
 
 class RunSchedule(msgspec.Struct, frozen=True, gc=False):
-    """Seconds until the gang has connected, the next item begins, and the run ends. `before`: work that earlier runs
-    completed.
+    """Seconds from a run's start until the gang has connected, the next item begins, and the run ends. `before`: work
+    that earlier runs completed.
     """
 
     before: CompletedWork
@@ -146,7 +146,7 @@ def plan_run_schedule(
 
 
 def minimum_call_s(model: ContextModel, call_s: float, items_s: float, *, gang: tuple[int, int]) -> float:
-    """Return the seconds of a call on its fastest gang. `call_s`, `items_s`: seconds on one library."""
+    """Return the seconds of a call on its fastest gang. `call_s`: fixed part. `items_s`: items' time on one library."""
     together_s = model.gang_s + items_s / compute_best_speedup(gang, efficiency=model.gang_efficiency)
     return call_s + (together_s if gang[0] > 1 else min(items_s, together_s))
 
@@ -183,7 +183,7 @@ class RunningLibrary:
 
     def report_to_pilot(self, message: to_agent.ToAgent) -> None: ...  # Send a message to the pilot
 
-    def finish_call(self, call: CallId, *, ran_s: float) -> None: ...  # End a call on this member; start the next call
+    def finish_call(self, call: CallId, *, ran_s: float) -> None: ...  # End a call on this library; start the next call
 
     def end_served_call(self, call: CallId) -> None: ...  # End a call after the engine's last token
 

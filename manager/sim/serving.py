@@ -18,8 +18,8 @@ from stoker.protocol.calls import CallProgress, CallSpec
 from stoker.protocol.ids import CallId, DeviceId
 
 _CHECK_INTERVAL_S, _REPORT_INTERVAL_S = 1.0, 10.0
-"""Seconds between two checks of the load, and between two reports (as in `stoker.pilot.library.connection`). A cache
-that will be too small is reported at the next check.
+"""Seconds between two checks of the engine's load, and between two load reports (as in
+`stoker.pilot.library.connection`). A cache that will be too small is reported at the next check.
 """
 
 
@@ -49,7 +49,7 @@ class ServedBatch:
         self._is_reporting = False
         self._reported_at = 0.0
         self._paused_until = 0.0  # Time until which the engine begins no step; 0 without a pause
-        self._ended_at = 0.0  # End of the last engine step, not rounded to the resolution of the agenda
+        self._ended_at = 0.0  # End of the last engine step, not rounded to the resolution of simulated time
 
     @property
     def due_at(self) -> float:
@@ -75,7 +75,7 @@ class ServedBatch:
         return found if self._library.ready_at < math.inf else replace(found, rows=1, length=1.0)
 
     def _set_load_grace(self, times: TokenTimes) -> None:
-        """Delay the deadlines of a call by the library's load, if the call arrived before the library was ready
+        """Delay the deadlines of a call by the library's load time, if the call arrived before the library was ready
         (SLINFER §IX-A).
         """
         library = self._library
@@ -171,7 +171,7 @@ class ServedBatch:
         library.devices[0].finish_work(self._work)
         self._clear_current_work()
         now, ends_at = sim.agenda.now, self.engine.ends_at
-        # `now` is later than `ends_at` if other calls ran on the device.
+        # `now` is later than `ends_at` if other calls shared the device.
         self._ended_at = ends_at if abs(now - ends_at) <= TICK_S else now
         for call in self.engine.end_steps(self._ended_at):
             if not library.is_over:

@@ -66,7 +66,7 @@ def _object_violations(transfers: Transfers, object: TransferredObject) -> Itera
     if by_way[FetchMode.READER] != ({object.reader.peer.id} if object.reader is not None else set()):
         yield f"{name}: its reader is wrong"
     brings = [x.peer.cache for x in object.fetches.values() if x.mode is not FetchMode.FOLLOWING]
-    if len(set(brings)) < len(brings):  # ignore FOLLOWING: such pilots may find the object in their cache
+    if len(set(brings)) < len(brings):  # fetches in mode FOLLOWING may find the object in the cache, so ignore them
         yield f"{name}: several pilots fetch it into one cache"
     numbers = [fetch.number for fetch in object.fetches.values()]
     if numbers != sorted(numbers):

@@ -19,7 +19,7 @@ from stoker.site import Duration, Name, Size
 _Rows = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 _NONE = Size(0)
-TICK_S = 1e-6  # Resolution of the agenda; rounding may shorten each step of a run by this time
+TICK_S = 1e-6  # Resolution of simulated time in seconds; rounding may shorten each step of a run by it
 
 
 class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -227,8 +227,8 @@ class SourceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Delays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Delays in seconds. `frame`: time for which a pilot collects messages before it sends them. If the log
-    only counts calls, programs do the same.
+    """Delays in seconds. `frame`: time for which a pilot collects messages before it sends them. If the log only counts
+    calls, programs also collect messages.
     """
 
     message_s: Duration = msgspec.field(default=Duration(0.0005), name="message")

@@ -1,1 +1,1 @@
-"""Simulates scenarios from files in separate processes, and measures and plots the runs."""
+"""Simulates scenario files in separate processes, and measures and plots the runs."""

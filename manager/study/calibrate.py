@@ -243,7 +243,7 @@ class MakespanComparison(msgspec.Struct, frozen=True):
 
 
 def calibrate_world(recorded: RecordedSession) -> CalibratedSession:
-    """Return the simulated world of a recorded session. Raises SessionError for contexts on several devices."""
+    """Return the simulated world of a recorded session. Raises SessionError for contexts that span several devices."""
     calls = recorded.calls
     wanted = {call.context: recorded.recipes[call.context] for call in calls}
     for recipe in wanted.values():

@@ -32,7 +32,7 @@ _NUMBERS = {happened.name.lower(): int(happened) for happened in LoggedEvent}
 
 
 def write_event_log(path: Path, log: EventLog, meta: Facts) -> None:
-    """Write an event log to a file atomically. `meta`: facts about the run to store in the file."""
+    """Write an event log to a file atomically. `meta`: facts about the run, which are also stored in the file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

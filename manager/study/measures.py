@@ -257,8 +257,8 @@ class _MeasuringPass:
 
 
 class TokenFigures(msgspec.Struct, frozen=True):
-    """Quantiles of token times in seconds, over ended calls to engines. `met`: calls whose tokens were all in time
-    (SLINFER eq. 1).
+    """Quantiles of token times in seconds, over ended calls to engines. `met`: number of calls whose tokens were all in
+    time (SLINFER eq. 1).
     """
 
     objectives: int

@@ -97,7 +97,7 @@ class Workers(Generic[Task, Result]):
         self._tasks.pop(connection, None)
         for task in left:
             self._tasks[connection] = task
-            with contextlib.suppress(OSError):  # `_receive` raises if the process has ended
+            with contextlib.suppress(OSError):  # if the process has ended, `_receive` raises later
                 connection.send(task)
             return
 

@@ -181,7 +181,7 @@ def find_scenario(text: str | os.PathLike[str]) -> Path:
 
 
 def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) -> Scenario:
-    """Return the scenario of a file, with `changes` applied and absolute paths. Raises ConfigError."""
+    """Return the scenario of a file, with `changes` applied and paths made absolute. Raises ConfigError."""
     path = Path(path)
     try:
         text = read_text(path)

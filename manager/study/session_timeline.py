@@ -54,7 +54,7 @@ class _SessionTimeline:
         self._counted_at = float("-inf")
 
     def events_before(self, now: float, event: Event, state: State) -> Iterator[TraceEvent]:
-        """Yield the bars that an event ends, before the core handles the event."""
+        """Yield the bars that `event` ends. Must run before the core handles `event`."""
         self._began = self._began or now
         match event:
             case FromPilot(pilot=pilot, messages=messages):
@@ -103,7 +103,7 @@ class _SessionTimeline:
                 ended_at = now - left_s
             began_at = ended_at - end.run_s
             if library.slots == 1 and (rows := self._rows.get(library.id)):
-                # If the message is late, the bar must not overlap the bar of the previous call.
+                # If the message is late, do not let the bar overlap the bar of the previous call.
                 began_at, ended_at = max(began_at, rows[0]), max(ended_at, rows[0])
             call = state.calls[end.call]
             facts: dict[str, Any] = {"call": format_call_id(end.call), "ok": end.ok}

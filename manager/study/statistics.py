@@ -44,7 +44,7 @@ def estimate_mean(values: Sequence[float]) -> MeanEstimate:
 
 
 def estimate_difference(values: Sequence[float], others: Sequence[float]) -> MeanEstimate:
-    """Return the mean of `values` - `others`, seed by seed."""
+    """Return the mean difference `values` - `others`, paired by seed."""
     if len(values) != len(others):
         raise ValueError(f"{len(values)} runs and {len(others)} runs cannot be compared seed by seed")
     return estimate_mean([value - other for value, other in zip(values, others, strict=True)])

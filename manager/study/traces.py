@@ -83,7 +83,7 @@ class TableRow:
 def read_csv_rows(
     path: Path, *, required: tuple[str, ...], allowed: tuple[str, ...] | None = None
 ) -> Iterator[TableRow]:
-    """Yield the rows of a CSV file. `allowed`: None allows any column."""
+    """Yield the rows of a CSV file. `allowed`: allowed column names; None = any."""
     reader, columns = csv.reader(()), dict[str, int]()
     try:
         with open_plain_or_gzipped(path) as file:

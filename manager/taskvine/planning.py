@@ -15,7 +15,7 @@ from stoker.site import ProviderKind, Site
 _WALLTIME_MARGIN_S = 30
 """A worker exits this many seconds before its job ends."""
 WORKER_NAME = "worker"
-"""The name that worker jobs carry instead of a block name."""
+"""The name of all worker jobs, in the place of a block name."""
 
 
 def make_vine_plan(

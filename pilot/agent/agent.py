@@ -127,7 +127,7 @@ class ManagerLink:
             self.dealer.send(frame)
 
     def make_hello_event(self, objects: Sequence[str]) -> events.HelloDue:
-        """Send the queued frames, and return the event for a hello. `objects`: names of cached objects."""
+        """Send the queued frames, and return the event that a hello is due. `objects`: names of cached objects."""
         self.send_queued_frames()
         return events.HelloDue(
             collect_unacknowledged_facts(self.outbox.unacknowledged_frames()), self.outbox.acknowledged, objects
@@ -218,7 +218,7 @@ class PeerServer:
         return self._server is not None and bool(self._server.served_peers)
 
     def find_seed(self) -> str:
-        """Return the address of the session's seed; empty if no seed runs."""
+        """Return the address of the session's seed (file server); empty if none runs."""
         try:
             return (self._session.path / SEED_FILE).read_text().strip() if self.key else ""
         except OSError:
@@ -272,7 +272,7 @@ class Agent:
         self.search_path = working_folder_if_exists()  # the program's folder, if the pilot was started there
         self.processes: dict[LibraryId, LibraryProcess] = {}
         self.fetches: dict[str, OngoingFetch] = {}
-        self.arrived_pins: dict[str, Pin] = {}  # of arrived objects, until the waiting libraries have pins
+        self.arrived_pins: dict[str, Pin] = {}  # pins that keep arrived objects until the libraries have pinned them
         self.offer_inspector = OfferInspector(self.core.state, board=scratch.path / BOARD_FILE)
         self.must_exit = False  # True once the core has issued the command `ExitPilot`
         self.execute_command: Callable[[commands.Command], None] = lambda _command: None

@@ -134,7 +134,7 @@ class AgentLoop:
         return has_frames, has_changes
 
     def _report_suspension(self, waited_s: float) -> None:
-        """Tell the core if this process was suspended, before the loop checks time limits."""
+        """Shorten long library logs in an endless loop. Runs in a thread: the file system may hang."""
         now, before = time.monotonic(), self._wait_ended_at
         self._wait_ended_at = now
         stopped_s = now - before - waited_s

@@ -201,7 +201,7 @@ def _add_pins(agent: Agent, library: LibraryId, found: dict[str, Pin], lack: eve
 # ---- large arguments and results
 
 _T = TypeVar("_T")
-_RETRY_PAUSES_S = (0.5, 2.0, 5.0)  # seconds before each retry, because the seed may be restarting
+_RETRY_PAUSES_S = (0.5, 2.0, 5.0)  # seconds before each retry; the seed (file server) may be restarting
 
 
 def fetch_arguments(agent: Agent, command: FetchArguments) -> None:
@@ -327,22 +327,22 @@ def _add_to_cache(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
             except OSError:
                 disk.delete_tree(draft)
                 copy_object(ref.source, draft)
-            here = cache.add_draft(ref, draft, manifest=manifest)
+            here = cache.publish_draft(ref, draft, manifest=manifest)
     here.release()
 
 
 def is_snapshot_on_node(form: str) -> bool:
-    """True if this node's snapshot folder has the snapshot `form` (digest of source and dtype)."""
+    """True if this node's snapshot folder contains the snapshot named `form` (digest of source and dtype)."""
     return form != os.path.basename(form) or (snapshot_folder() / form).is_dir()
 
 
 # ---- the carried environment
 
-_REPORT_INTERVAL_S = 60.0  # seconds between two reports to the seed that this pilot serves the archive
+_REPORT_INTERVAL_S = 60.0  # seconds between two reports that tell the seed that this pilot serves the archive
 
 
 def share_environment_archive(agent: Agent, archive: str) -> None:
-    """Offer other pilots the archive of the environment that was sent to this node."""
+    """Offer other pilots the environment archive that was sent to this node."""
     name, _, path = archive.partition("=")
     if name:
         threading.Thread(target=_share_archive, args=(agent, name, path), name="environment", daemon=True).start()

@@ -32,7 +32,7 @@ _READ_ATTEMPTS = 3  # attempts to read a row of the board while an engine writes
 
 
 class OfferInspector:
-    """Evaluates offered calls from the board, the file to which each engine writes its open requests."""
+    """Uses the board, the file to which each engine writes its open requests, to evaluate offered calls."""
 
     def __init__(self, state: CoreState, *, board: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
@@ -96,7 +96,7 @@ class OfferInspector:
         else:
             number = LibraryId(-1 - number)
         rows, length = work.rows, work.length
-        # A library that still starts will get a request, so count at least one row.
+        # A library that is still starting will get a request, so count at least one request.
         if library.stage in _STAGES_BEFORE_READY and not library.must_end and not prompts:
             rows, length = max(1, rows), max(1.0, length)
         due_at, late_at = work.due_at, work.late_at
@@ -137,8 +137,8 @@ class OfferInspector:
         return found[1]
 
     def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> tuple[int, str]:
-        """Return the bytes that the engine needs per device at expected lengths (SLINFER eq. 2; 0 = unknown), and the
-        reason if a cache of fixed size is full.
+        """Return the bytes that the engine needs per device for requests of expected lengths (SLINFER eq. 2; 0 =
+        unknown), and a message if its cache of fixed size is full.
         """
         facts = self._state.devices_of(library)[0]
         measured = library.resident_bytes if facts.on_host else library.device_bytes

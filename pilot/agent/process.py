@@ -61,7 +61,7 @@ class LibraryProcess:
         return bool(self._unsent)
 
     def send_messages(self, messages: list[Any]) -> None:
-        """Send a frame. `send_unsent` later sends the bytes that the socket does not accept now."""
+        """Send messages in one frame. `send_unsent` later sends the bytes that the socket does not accept now."""
         self.send_bytes(connection.pack_frame(messages))
 
     def send_bytes(self, data: bytes | bytearray) -> None:
@@ -204,7 +204,7 @@ class AgentPoller:
 # ---- zygotes
 
 _MAX_IDLE_S = 600.0
-_CLEANUP_LIMIT_S = 3.0 + TRACKER_LIMIT_S  # seconds that a zygote needs to end its libraries and their processes
+_CLEANUP_LIMIT_S = 3.0 + TRACKER_LIMIT_S  # seconds that a zygote has to end its libraries and their processes
 
 
 class Zygotes:

@@ -65,7 +65,7 @@ class CacheFetch:
                 look = next(filter(None, (disk.link_if_unchanged(path, draft, self._object_ref) for path in paths)), "")
                 if look:
                     with suppress(ChangedError):
-                        return self._cache.add_draft(
+                        return self._cache.publish_draft(
                             self._object_ref, draft, manifest=self._fetch.manifest, signature=look
                         ), _NOTHING
                 self._cache.free_disk_space(self._object_ref, draft)
@@ -94,7 +94,7 @@ class CacheFetch:
             raise
         finally:
             fetch.copy = None  # close the copy's files: open files occupy disk space even after an eviction
-        return self._cache.add_draft(self._object_ref, draft, manifest=fetch.manifest), outcome
+        return self._cache.publish_draft(self._object_ref, draft, manifest=fetch.manifest), outcome
 
 
 # ---- serving

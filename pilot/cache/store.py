@@ -147,7 +147,7 @@ class ObjectCache:
                         claim.unlink(missing_ok=True)
                 return
 
-    def add_draft(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"", signature: str = "") -> Pin:
+    def publish_draft(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"", signature: str = "") -> Pin:
         """Move a complete draft into the cache. `signature`: for a linked file. Raises OSError, ChangedError."""
         place, entry = self._object_and_entry_paths(ref.name)
         with self._lock_cache():
@@ -232,7 +232,7 @@ class ObjectCache:
             raise self._make_error(InUseError, ref, what)
 
     def bytes_to_release(self, refs: Sequence[ObjectRef]) -> int:
-        """Return the bytes of cached objects in use that must be released before the objects `refs` fit."""
+        """Return how many bytes of cached objects must go out of use before the objects `refs` fit into the cache."""
         with self._lock_cache():
             listed = self._read_entries()
             here = {entry.facts.name for entry in listed}

@@ -34,7 +34,7 @@ class SendHeartbeat(_Command, frozen=True):
 
 
 class SendPieces(_Command, frozen=True, gc=False):
-    """Send pieces of a call's result if connected. The frame has no number and is not resent."""
+    """Send pieces of a call's result if the pilot is connected. The frame has no number and is not resent."""
 
     message: CallYielded
 
@@ -67,7 +67,7 @@ class PrepareLibrary(_Command, frozen=True):
 
 
 class StartProcess(_Command, frozen=True):
-    """Start a library's process. `objects`: paths of objects by cache name, and paths of snapshots by form."""
+    """Start a library's process. `objects`: paths of objects by cache name, and paths of snapshots by digest."""
 
     ordered: StartLibrary
     objects: Mapping[str, str]
@@ -149,7 +149,7 @@ class ReleaseArguments(_Command, frozen=True):
 
 
 class UploadResults(_Command, frozen=True):
-    """Write large results to the session's folder. `ResultsUploaded` reports the end."""
+    """Write large results to the session's folder. `ResultsUploaded` reports the completion."""
 
     library: LibraryId
     ends: list[CallEnd]

@@ -215,7 +215,7 @@ class OfferInspected(_Event, frozen=True):
 
 
 class UsageMeasured(_Event, frozen=True):
-    """The usage of libraries for a heartbeat that is due, and the last log lines of slow loads."""
+    """The resource use of libraries for a heartbeat that is due, and the last log lines of slow loads."""
 
     resident_bytes: Mapping[LibraryId, int]
     cpu_s: Mapping[LibraryId, float]
@@ -226,8 +226,8 @@ class UsageMeasured(_Event, frozen=True):
 
 # ---- objects
 class FetchFailure(msgspec.Struct, frozen=True):
-    """Why an object is not in the cache. `in_use_bytes`: for each library, the pinned bytes that other libraries must
-    release first.
+    """Why an object is not in the cache. `in_use_bytes`: for each library that needs the object, the pinned bytes that
+    other libraries must release first.
     """
 
     reason: str

@@ -20,7 +20,7 @@ class Proof(enum.Enum):
 
     NONE = "none"  # no proof is needed: the text of the exception is enough
     DISK_IS_FULL = "disk is full"  # the file is on a local disk that other programs have filled
-    FILE_IS_THERE = "file is there"  # the named file exists: a new attempt opens it, or the file server fails again
+    FILE_IS_THERE = "file is there"  # a new attempt opens the named file, or fails with an error of the file server
     WITHIN_BUDGET = "within budget"  # with the failed allocation, the library would still use less memory than declared
     DEVICE_FAILS = "device fails"  # a probe of the device fails
 

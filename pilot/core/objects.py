@@ -31,7 +31,7 @@ def request_objects(state: CoreState, library: PilotLibrary, refs: Iterable[Obje
             unasked.append(ref)
         elif not found.is_begun:
             sourceless = found.order is not None and not (found.order.origin or found.order.peers)
-            if sourceless or ref.name in state.reported_objects:  # or the manager counts the object as cached here
+            if sourceless or ref.name in state.reported_objects:  # no source, or the manager lists the object as cached
                 unasked.append(ref)
             _begin_fetch(state, found)
         found.libraries[library.number] = None
@@ -39,7 +39,7 @@ def request_objects(state: CoreState, library: PilotLibrary, refs: Iterable[Obje
         state.tell_manager(WantObjects(tuple(unasked)))
 
 
-def plan_objects(state: CoreState, library: PilotLibrary) -> None:
+def record_planned_fetches(state: CoreState, library: PilotLibrary) -> None:
     """Record the library's objects whose sources the manager will name. No fetch starts until the pilot has searched
     its cache.
     """
@@ -123,7 +123,7 @@ def remove_library_from_wants(state: CoreState, library: PilotLibrary) -> None:
 
 def report_cache_changes(state: CoreState, sizes: Mapping[str, int]) -> None:
     """Report objects that other pilots added to the cache or evicted."""
-    gone = state.reported_objects - sizes.keys() - state.wants.keys()  # the manager knows that it lacks wanted objects
+    gone = state.reported_objects - sizes.keys() - state.wants.keys()  # the manager knows wanted objects are missing
     fresh = sizes.keys() - state.reported_objects - state.wants.keys()
     if gone:
         state.commands.append(RemoveEvictedSnapshots())

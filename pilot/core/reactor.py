@@ -297,7 +297,7 @@ def accept_or_refuse_offer(state: CoreState, event: events.OfferInspected) -> No
     grows = order.reserve_bytes > coming
     refused, case, required, over = "", RefusalCase.MEMORY, 0, 0.0
     leaving = frozenset(number for number in order.preempts if number in state.libraries)
-    gone = leaving.union(LibraryId(-1 - number) for number in leaving)  # and their further engines
+    gone = leaving.union(LibraryId(-1 - number) for number in leaving)  # plus their additional engines
     engines = [engine for engine in event.engines if engine.library not in gone]
     if library.number in state.claims:
         refused = f"lib-{library.number} waits for memory on its devices"

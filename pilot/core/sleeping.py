@@ -27,7 +27,7 @@ SLEEP_OR_WAKE_LIMIT_S = 120.0  # maximum seconds for a context to fall asleep or
 def sleep_library(state: CoreState, order: SleepLibrary) -> None:
     library = state.libraries.get(order.library)
     if library is None or library.must_end or library.stage in (Stage.SLEEPING, Stage.WAKING):
-        return  # the manager learns the result from the library's end or the first order's answer
+        return  # the library's end or the answer to the first order tells the manager the result
     number = library.number
     if library.stage is Stage.ASLEEP:
         state.tell_manager(
@@ -104,7 +104,7 @@ def record_sleep(state: CoreState, library: PilotLibrary, message: Slept) -> Non
 def wake_library(state: CoreState, order: WakeLibrary) -> None:
     library = state.libraries.get(order.library)
     if library is None or library.must_end or library.stage is Stage.WAKING:
-        return  # the manager learns the result from the library's end or the first order's answer
+        return  # the library's end or the answer to the first order tells the manager the result
     if library.stage is Stage.SLEEPING:
         library.wake_bytes = order.device_memory_bytes
     elif library.stage is Stage.ASLEEP:

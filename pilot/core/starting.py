@@ -50,7 +50,7 @@ def start_library(state: CoreState, message: StartLibrary) -> None:
     library = state.libraries[number] = PilotLibrary(message, state.now)
     if _step_times_key(state, library) not in state.step_times:  # otherwise this pilot has newer measurements
         learn_step_times(state, library, message.steps)
-    objects.plan_objects(state, library)
+    objects.record_planned_fetches(state, library)
     state.commands.append(PrepareLibrary(message))
 
 
@@ -83,7 +83,7 @@ def check_node_and_fetch_objects(state: CoreState, library: PilotLibrary, event:
     if recipe.objects and not from_sources:
         sizes, bound = {ref.name: ref.size_bytes for ref in recipe.objects}, facts.cache_bound_bytes
         size = sum(sizes.values())
-        if size > bound and len(sizes) > 1:  # for a single object, the cache reports the error with the object's name
+        if size > bound and len(sizes) > 1:  # a single object that is too large is reported by the cache, with its name
             why = f"its files ({show_bytes(size)}) are larger than the whole cache ({show_bytes(bound)}); raise"
             why += " [pilot] cache_size (--cache-size)"
             fail_start(state, library, FetchFailure(why, is_pilots_fault=True))
@@ -115,7 +115,7 @@ def continue_with_pinned_objects(state: CoreState, library: PilotLibrary, event:
 
 
 def pin_arrived_object(state: CoreState, event: ObjectArrived) -> None:
-    """Pin an object that has arrived, for each library that waits for it."""
+    """Pin an arrived object in the cache, once for each library that waits for it."""
     found = objects.report_arrival(state, event)
     sources = f"{event.origin_bytes} bytes from its origin, {event.peer_bytes} from peers"
     state.write_log(f"{event.name} arrived: {sources}, {event.seconds:.2f} s")
@@ -124,8 +124,8 @@ def pin_arrived_object(state: CoreState, event: ObjectArrived) -> None:
 
 
 def handle_lost_object(state: CoreState, name: str, lack: FetchFailure) -> None:
-    """Fail the libraries that wait for an object without a source. If the object is a snapshot, start them
-    without it.
+    """Fail the libraries that wait for an object that no source has. Libraries that lack only snapshots start without
+    them.
     """
     found = objects.abandon_object_fetch(state, name)
     for number in tuple(found.libraries) if found is not None else ():
@@ -135,7 +135,7 @@ def handle_lost_object(state: CoreState, name: str, lack: FetchFailure) -> None:
 
 
 def handle_missing_objects(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
-    """Start a library without its missing snapshots. If other objects are missing, fail the library."""
+    """Start a library without its missing snapshots, or fail the library if other objects are missing."""
     if library.awaits_snapshots:
         _start_without_snapshots(state, library, lack.reason)
     else:
@@ -213,8 +213,8 @@ def grant_memory_claims(state: CoreState) -> None:
 
 
 def check_memory_claim(state: CoreState, library: PilotLibrary) -> None:
-    """End sleeping libraries if a memory claim needs their memory. Refuse the claim if no library on its devices
-    sleeps, will end or will shrink.
+    """End sleeping libraries if a library's memory claim needs their memory. Refuse the claim if no other library on
+    the same devices will free memory.
     """
     wanted = state.claims.get(library.number)
     if wanted is None:

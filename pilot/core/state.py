@@ -58,7 +58,7 @@ REFUSING_STAGES = SLEEP_STAGES | {Stage.DRAINING}  # stages of a loaded library 
 
 
 # ---- ledger
-HOST = DeviceId("host memory")  # id of a device that stands for the host memory of sleeping contexts
+HOST = DeviceId("host memory")  # device id that stands for the host memory of sleeping contexts
 
 
 class Ledger:
@@ -223,7 +223,7 @@ class PilotLibrary:
         self.recipe = ordered.recipe
         self.devices = ordered.devices
         self.stage = Stage.FETCHING
-        self.held_calls: dict[CallId, float] = {}  # calls by arrival, with time limits in seconds (0 = none)
+        self.held_calls: dict[CallId, float] = {}  # calls in order of arrival, with time limits in seconds (0 = none)
         self.postponed_orders: list[RunCalls] = []  # orders to run calls, kept until the library is ready
         self.piece_windows: dict[CallId, PieceWindow] = {}
         self.served = 0
@@ -249,16 +249,16 @@ class PilotLibrary:
         self.must_end = False
         self.invalid_bytes_reason = ""  # reason why the library's socket is no longer read, after an invalid message
         self.socket_closed_at = 0.0  # when the socket closed while the process was alive
-        self.cache_lacks_bytes = 0  # cache bytes that other libraries must unpin before this library can start
+        self.cache_lacks_bytes = 0  # cache bytes that other libraries use and must release before this one can start
 
         self.is_killed = False  # True once the pilot has ordered the kill of the process
         self.stopping_calls: dict[CallId, StoppingCall] = {}
         self.stuck_calls: set[CallId] = set()  # calls that did not stop within the grace period
-        self.stuck_at = 0.0  # when the first call counted as stuck; 0 = none
+        self.stuck_at = 0.0  # when a call was first found stuck; 0 = none
         self.give_back_sent_at = 0.0  # when the oldest unanswered `GiveBack` was sent; 0 = all are answered
         self.give_back_orders = 0  # number of `GiveBack` orders sent
         self.last_void_give_back = 0  # answers to `GiveBack` orders up to this number are ignored
-        self.idle_observations = 0  # number of observations in a row without a running call or a message
+        self.idle_observations = 0  # number of consecutive observations without a running call or a message
         self.unconfirmed_sizes: list[int] = []  # ordered bytes per device that await an answer, oldest first
 
         self.sleeps = False  # True if the context can sleep
@@ -268,10 +268,10 @@ class PilotLibrary:
         self.wake_bytes = -1  # bytes to reserve if the library must wake as soon as it sleeps; -1 = it stays asleep
         self.sleep_or_wake_ordered_at = 0.0  # when the order to sleep or wake was sent; 0 = no open order
 
-        self.slots = 0  # number of concurrent calls that the library reported; 0 = not ready, or as in the recipe
+        self.slots = 0  # number of slots that the library reported; 0 = not ready yet, or the recipe's number
         self.cache: TokenCache | None = None  # sizes of weights and token cache that the library reported
         self.resident_bytes = 0
-        self.device_bytes = 0  # measured bytes on the GPU with the highest use; 0 = unknown
+        self.device_bytes = 0  # library's measured bytes on the GPU where it uses most; 0 = unknown
         self.has_measured_size = False  # True once the device reservation is based on a measurement or an order
         self.exceeds_device_memory = False  # True if the library uses more of a device than the pilot could reserve
         self.last_line = ""
@@ -290,7 +290,7 @@ class PilotLibrary:
 class PieceWindow:
     """The pieces (yielded results) of one call that the client has not acknowledged."""
 
-    run: int = -1  # number of the call's run; -1 = no piece yet
+    run: int = -1  # run that yielded the pieces; -1 = no piece yet
     first: int = 0  # number of the oldest kept piece
     items: deque[bytes] = field(default_factory=deque)
 
@@ -315,7 +315,7 @@ class DeviceProbing:
 
 
 class CoreState:
-    """The state of one pilot, and the commands of the current event."""
+    """The pilot's state, and the commands that the current event has produced."""
 
     def __init__(self, facts: PilotFacts) -> None:
         self.facts = facts
@@ -328,8 +328,8 @@ class CoreState:
         self.host_memory = Ledger({HOST: facts.sleeper_bytes})
         self.host_claims: dict[LibraryId, int] = {}  # bytes of host memory that libraries need to fall asleep
         self.ended_libraries: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()
-        self.last_library = 0  # the highest library number in an order
-        self.last_ticket = 0  # ticket number of the last order whose arguments were fetched
+        self.last_library = 0  # highest library number in the received orders
+        self.last_ticket = 0  # latest ticket; a ticket identifies an order whose arguments are fetched
         self.suspensions: deque[tuple[float, float]] = deque(maxlen=_MOST_STOPS)  # start and end of each suspension
         self.uploads_pending = 0
 
@@ -355,7 +355,7 @@ class CoreState:
         self.ends_at = NEVER
         self.drain_at = NEVER  # when the pilot begins to drain before the end of the job
         self.leaving = ""  # why the pilot exits; empty while it stays
-        self.loss: LossReason | None = None  # why the pilot exits early without an order of the manager
+        self.loss: LossReason | None = None  # why the pilot exits early without an order from the manager
         self.leave_by = NEVER
         self.says_farewell = True  # False if the manager refused the pilot
         self.has_ended = False  # True once the pilot reported its end; after that, the pilot ignores orders

@@ -109,17 +109,17 @@ def _urgency_key(request: TurnRequest) -> tuple[float, float, LibraryId]:
 
 
 # ---- one more request
-STEP_TIME_MARGIN = 1.1  # factor on measured step times (SLINFER §VI-C)
+STEP_TIME_MARGIN = 1.1  # safety factor for measured step times (SLINFER §VI-C)
 
-_MOST_TURNS = 64  # maximum turns of a simulation: with more prompts, some tokens are always late
-_MOST_LAST_TURNS = 512  # maximum simulated turns until all answers end; for longer answers, case 3 decides
+_MOST_TURNS = 64  # maximum simulated steps of engines: with more prompts, some tokens are always late
+_MOST_LAST_TURNS = 512  # maximum simulated steps until all answers end; after that, one step per engine is checked
 
 
 class StepCost(Protocol):
     """Step times of a model on a kind of device, in seconds."""
 
     def prefill_s(self, tokens: int, length: float) -> float:
-        """Return the seconds to read `tokens` tokens of a prompt, if each attends to `length` tokens on average."""
+        """Return the seconds to process `tokens` tokens of a prompt, if each attends to `length` tokens on average."""
 
     def decode_s(self, rows: int, length: float) -> list[float]:
         """Return a list whose first element is the seconds of one decode step, for `rows` requests of mean length
@@ -128,8 +128,8 @@ class StepCost(Protocol):
 
 
 class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A prompt that an engine has not read yet. `due_at`: due time of the first token (infinity without an objective);
-    `tpot_s`: seconds per later token; `most`: maximum tokens of the answer (0: unknown).
+    """A prompt that an engine has not processed yet. `due_at`: due time of the first token (infinity without a latency
+    objective); `tpot_s`: seconds per later token; `most`: maximum tokens of the answer (0: unknown).
     """
 
     tokens: int
@@ -182,7 +182,7 @@ class _SimulatedEngine:
         self.due_at = outlook.due_at
         self.tpot_s = outlook.tpot_s
         self.prompts = prompts
-        self.read_last = False  # True if the last step read a prompt, so that the next step decodes
+        self.read_last = False  # True if the last step processed a prompt, so that the next step decodes
         self.ready_at = outlook.ready_at
         self.late_at = outlook.late_at
         self.since = since  # when the engine requested its turn
@@ -247,7 +247,7 @@ def refuse_if_late(
     """Return why a request should not join the engine of the library `to`; None if the request may join."""
     players, tpot_s = _simulated_engines(engines, to, new, now=now)
     cycle_s = sum(player.decode_step_s_after_prompts() for player in players)
-    is_over = 0 < tpot_s < cycle_s  # case 3 is the cheapest to check
+    is_over = 0 < tpot_s < cycle_s  # check case 3 first: it is cheap
     if is_over and not all(player.has_known_ends for player in players):
         return _make_decode_round_refusal(cycle_s, tpot_s)
     at, late = _simulate_prompts(players, new, at=max(now, free_at))
@@ -289,11 +289,11 @@ def _simulated_engines(
 def _simulate_prompts(
     players: list[_SimulatedEngine], new: UnreadPrompt, *, at: float
 ) -> tuple[float, LateRefusal | None]:
-    """Simulate until each engine has had a turn after the last prompt is read. Return the end time, and a refusal (case
-    1 or 2) or None.
+    """Simulate until each engine has run a step after the last prompt is processed. Return the end time, and a refusal
+    (case 1 or 2) or None.
     """
     unread, started = sum(len(player.prompts) for player in players), at
-    left = players  # engines that have had no turn since the last prompt was read
+    left = players  # engines that have run no step since the last prompt was processed
     for _ in range(_MOST_TURNS):
         ready = [each for each in left if each.ready_at <= at]
         if not ready:
@@ -330,8 +330,8 @@ def _show_ms(seconds: float) -> str:
 
 
 class _StepGroup(NamedTuple):
-    """Consecutive decode steps of an engine for the same requests, up to `last_step`. `due_at`: due time of the
-    first token that is not late; `urgent_at`: due time of the most urgent token.
+    """Consecutive decode steps of an engine for an unchanged set of requests, up to step number `last_step`. `due_at`:
+    due time of the first token that is not late; `urgent_at`: due time of the most urgent token.
     """
 
     last_step: int
@@ -363,10 +363,10 @@ def _group_decode_steps(player: _SimulatedEngine) -> list[_StepGroup]:
 
 
 def _simulate_until_end(players: list[_SimulatedEngine], tpot_s: float, *, at: float) -> LateRefusal | None:
-    """Check case 3 for answers of known length: simulate the turns until all answers have ended."""
+    """Check case 3 for answers of known length: simulate the engines' steps until all answers have ended."""
     playing: list[tuple[_SimulatedEngine, list[_StepGroup]]] = []
     for player in players:
-        if player.prompts:  # the simulation ended before all prompts were read
+        if player.prompts:  # the simulation ended before all prompts were processed
             return _make_decode_round_refusal(sum(each.decode_step_s_after_prompts() for each in players), tpot_s)
         if stretches := _group_decode_steps(player):
             player.since = at

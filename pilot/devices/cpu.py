@@ -86,8 +86,8 @@ def divide_cores(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
 
 
 def find_usable_cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
-    """Return the cores of this process. If the batch system does not bind jobs to cores, the slot or job number selects
-    the cores.
+    """Return the cores of this process. If the batch system does not bind jobs to cores, HTCondor's slot number or
+    Slurm's job id selects the cores.
     """
     allowed = sorted(os.sched_getaffinity(0))
     limits = [_cgroup_cpu_quota(root), _slurm_number(environ, "SLURM_CPUS_ON_NODE"), _condor_number(environ, "Cpus")]
@@ -144,7 +144,7 @@ def _cgroup_cpu_quota(root: Path) -> float:
 
 
 def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the cgroup folders of this process for a controller, and their parents (versions 1 and 2)."""
+    """Yield the cgroup folders (version 1 or 2) of this process for a controller, and the folders above them."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -159,7 +159,7 @@ def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def read_value(path: Path, name: str, *, none: int = 0) -> int:
-    """Return the number that follows `name` in a file of the kernel, or `none` if the name is missing."""
+    """Return the number that follows `name` in a file of /proc or a cgroup, or `none` if the name is missing."""
     with suppress(OSError), path.open() as file:
         for line in file:
             words = line.split()
@@ -202,7 +202,7 @@ def add_spare_cpu_devices(
     return kept + make_cpu_devices(left, count, memory_bytes=memory - for_gpus, spare=True), ""
 
 
-_SLEEPER_SHARE = 0.5  # GPU contexts may sleep in this share of the host memory that CPU devices do not get
+_SLEEPER_SHARE = 0.5  # sleeping GPU contexts may use this share of the host memory that no CPU device gets
 
 
 def sleeper_bytes(devices: tuple[PilotDevice, ...]) -> int:

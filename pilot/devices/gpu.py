@@ -24,7 +24,7 @@ from stoker.protocol.to_manager import DeviceFacts
 
 # ---- NVML
 
-LOST_CODES = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")  # NVML errors of a GPU that needs a reset
+LOST_CODES = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")  # NVML errors after which a GPU needs a reset
 
 
 def load_nvml() -> Any:

@@ -166,7 +166,7 @@ class GpuHealth:
         while self._events is not None:
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
-            except nvml.NVMLError as error:  # usually because there is no event
+            except nvml.NVMLError as error:  # usually because no event has occurred
                 return gpu.describe_if_lost(nvml, error)
             if event.eventData in GPU_FAULT_XIDS:
                 return f"the driver reported Xid {event.eventData} ({GPU_FAULT_XIDS[event.eventData]})"
@@ -226,7 +226,7 @@ class GpuMonitor:
         threading.Thread(target=self._watch_gpu, name=f"watch-{device.facts.device}", daemon=True).start()
 
     def take_fault(self) -> str:
-        """Return the fault that the driver reported since the last call, or ""."""
+        """Return the fault that the driver reported since the last call; empty if none."""
         fault, self._fault = self._fault, ""
         return fault
 
@@ -246,7 +246,7 @@ class GpuMonitor:
             self._asked_at = time.monotonic()
             try:
                 self._read_gpu()
-            except self._nvml.NVMLError:  # the driver or the GPU is gone: the fault was recorded
+            except self._nvml.NVMLError:  # the driver or the GPU is gone; `_read_gpu` recorded the fault
                 self.reading = None
             except Exception:  # this version of pynvml lacks a function
                 self.reading = None

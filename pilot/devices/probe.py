@@ -30,7 +30,7 @@ _ROOM_BYTES = 64 * 1024 * 1024  # bytes of device memory that the probe fills in
 _PATTERN = 0xA5A5A5A5
 _THREADS_PER_BLOCK = 256
 _COMPILE_ERRORS = frozenset({209, 218, 220, 221, 222, 223})
-"""Driver errors for a missing compiler (in some containers) or an old compiler. The device may be healthy."""
+"""Driver errors that mean a missing compiler (in some containers) or an old compiler. The device may be healthy."""
 _PTX = b"""
 .version 6.0
 .target sm_50

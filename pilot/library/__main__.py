@@ -1,4 +1,4 @@
-"""`python -P -m stoker.pilot.library SOCKET`: a library in a new interpreter, which a zygote starts."""
+"""`python -P -m stoker.pilot.library SOCKET`: runs a library in a new interpreter that a zygote has started."""
 
 from __future__ import annotations
 

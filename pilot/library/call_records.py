@@ -47,7 +47,7 @@ class CallMarker:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             size = (1 + slots) * _RECORD_BYTES
-            os.posix_fallocate(descriptor, 0, size)  # fail here on a full disk: later, a write would kill this process
+            os.posix_fallocate(descriptor, 0, size)  # fail here on a full disk: a later write would kill this process
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
@@ -63,7 +63,7 @@ class CallMarker:
         self._pack(self._map, 0, 0, 0, log_bytes)
 
     def record_suspects(self, calls: Iterable[int]) -> None:
-        """Record ended calls that may have killed this process before their outcomes reached the agent."""
+        """Record ended calls whose outcomes have not reached the agent. One of them may be why this process dies."""
         with suppress(OSError), open(self._path, "ab") as file:
             file.write(b"".join(_RECORD_LAYOUT.pack(call, time.monotonic_ns(), UNKNOWN_OFFSET) for call in calls))
 
@@ -142,7 +142,7 @@ class ThreadTail:
         route_output_by_thread()
 
     def begin_call(self) -> int:
-        """Send this thread's Python output to the slot's file. Return the log offset at which output of C code
+        """Send this thread's Python output to the slot's file. Return the log offset where output of the call's C code
         begins.
         """
         _thread_output.stream = self._stream
@@ -159,7 +159,7 @@ class ThreadTail:
             try:
                 printed = _move_output(self._file, 1, self._path)
                 self._on_log_length(os.fstat(1).st_size)
-            except OSError:  # after a closed descriptor or a disk error, only the output is lost
+            except OSError:  # a closed descriptor or a disk error loses only the output
                 return None
         return printed
 
@@ -169,7 +169,7 @@ def call_output_path(folder: str | os.PathLike[str], slot: int) -> str:
 
 
 def recover_call_output(log: str, output_file: str) -> None:
-    """Append the output of a dead process's call, from `output_file`, to the log."""
+    """Append the output that a call of a dead process left in `output_file` to the log."""
     with suppress(OSError), open(output_file, "r+b", buffering=0) as file, open(log, "ab", buffering=0) as target:
         _move_output(file.fileno(), target.fileno(), log)
 
@@ -218,7 +218,7 @@ def open_log_stream(descriptor: int) -> io.TextIOWrapper:
 
 
 class _OutputRouter:
-    """Forwards each access to the current thread's stream, or to the original stream."""
+    """Forwards each access to the current thread's stream if it has one, else to the original one."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -59,7 +59,7 @@ def clean_text(text: str) -> str:
 
 
 def print_exception(error: BaseException) -> str:
-    """Print an exception of user code to the library's log, and return the last lines."""
+    """Print an exception of user code to the library's log, and return the last lines of the text."""
     trace = error.__traceback__
     text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
     print(text, file=sys.stderr, flush=True)  # noqa: T201
@@ -74,7 +74,7 @@ encode_settings = msgspec.msgpack.Encoder().encode
 
 _FRAME_HEAD = struct.Struct("<Q")
 _LENGTH_BITS = 40
-_FRAME_MARK = 0xD7A5C1 << _LENGTH_BITS  # 3 marker bytes in the head of each frame, which no UTF-8 text contains
+_FRAME_MARK = 0xD7A5C1 << _LENGTH_BITS  # 3 marker bytes at the start of each frame, which no UTF-8 text contains
 MOST_FRAME_BYTES = 1 << 32  # maximum frame length, as in MessagePack
 _BUFFER_BYTES = 1 << 18
 _encode_into = msgspec.msgpack.Encoder().encode_into
@@ -100,8 +100,8 @@ class FrameReader:
         self._end = 0
 
     def receive_bytes(self, *, block: bool) -> bool:
-        """Read the received bytes. Return False at the end of the stream. Raises BlockingIOError if no data has
-        arrived.
+        """Read bytes from the socket. Return False at the end of the stream. Without `block`, raises BlockingIOError if
+        no data has arrived.
         """
         if self._start == self._end:
             self._start = self._end = 0
@@ -151,7 +151,7 @@ _now = time.perf_counter
 
 
 class LibraryOutbox:
-    """Sends a library's messages, from any thread. `on_send_error` receives the unreported calls."""
+    """Sends a library's messages, from any thread. `on_send_error` receives the calls whose end was not reported."""
 
     def __init__(self, sock: socket.socket, *, on_send_error: Callable[[OSError, list[int]], NoReturn]) -> None:
         self._sock = sock
@@ -164,7 +164,7 @@ class LibraryOutbox:
 
     def report_progress(self, progress: CallProgress) -> None:
         """Send a call's progress with the next frame, or now if the last report is over 50 ms old."""
-        with self._sending:  # else the report could be added to a dict that another thread has just sent
+        with self._sending:  # without the lock, the report could be added to a dict that another thread has just sent
             self._reports[progress.call] = _keep_unsent_checkpoint(progress, self._reports.get(progress.call))
         if _now() - self._reported_at > _MIN_PROGRESS_INTERVAL_S:
             self.send_unsent()

@@ -51,7 +51,7 @@ def is_full_disk_caused_by_others(error: BaseException, folder: str) -> bool:
             device = os.stat(place).st_dev
             disks = {device: disks[device]} if device in disks else {}
         own = [os.lstat(os.path.join(where, name)) for where, _, names in os.walk(folder) for name in names]
-    except (OSError, TypeError, ValueError):  # the file was removed, or user code set an odd name
+    except (OSError, TypeError, ValueError):  # the file was removed, or user code set an invalid file name
         return False
     for device, disk in disks.items():
         freed = sum(facts.st_blocks * 512 for facts in own if facts.st_dev == device)
@@ -77,7 +77,7 @@ def is_file_on_server(path: str) -> bool:
 _PYTHON_CODE_OPCODES = frozenset(
     opcode.opmap[op] for op in ("RAISE_VARARGS", "RETURN_GENERATOR", "YIELD_VALUE", "SEND") if op in opcode.opmap
 )
-"""Opcodes at the end of a traceback if Python code raised the exception or a generator passed the exception on."""
+"""Opcodes at which a traceback ends if Python code raised the exception or a generator passed the exception on."""
 _MOST_CAUSES = 20
 _UNIT_BYTES = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _REQUEST_PATTERN = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
@@ -134,7 +134,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def _is_raised_by_compiled_code(error: BaseException) -> bool:
-    """True if compiled code raised the exception, or Python code of the package that defines the exception's type."""
+    """True if the exception was raised by compiled code, or by Python code of the package that defines its type."""
     trace = error.__traceback__
     if trace is None:
         return False
@@ -151,7 +151,7 @@ def _is_raised_by_compiled_code(error: BaseException) -> bool:
 
 
 _PACKAGES = frozenset({"torch", "pynvml"})  # packages whose Python code raises infrastructure failures
-_FORWARDING_MODULES = frozenset({"shutil"})  # modules that raise a caught OSError again with file names
+_FORWARDING_MODULES = frozenset({"shutil"})  # modules that catch an OSError and raise it again with file names
 
 
 # ---- proofs
@@ -182,7 +182,7 @@ def _is_within_budget(error: BaseException, resources: LibraryResources) -> bool
 
 def _has_failed_probe(resources: LibraryResources) -> bool:
     found = [run_probe(resources.probe, device) for device in resources.devices if resources.probe]
-    # A probe that runs out of memory proves no fault of the device: this library may use the memory.
+    # A probe that runs out of memory does not prove a device fault: this library may hold the memory.
     failed = (ProbeVerdict.FAILED, ProbeVerdict.WRONG)
     return any(verdict in failed and "out of memory" not in said.lower() for verdict, said in found)
 

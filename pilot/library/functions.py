@@ -39,7 +39,7 @@ _MOST_FUNCTION_BYTES = 128_000_000
 
 
 class Function:
-    """A user's function, which the thread of its first call unpickles."""
+    """A user's function. The thread that runs its first call unpickles it."""
 
     def __init__(self, blob: FunctionBlob) -> None:
         self.name = blob.name
@@ -259,7 +259,7 @@ class CallCompatibility:
         return None
 
     def record_call_end(self, slot: int) -> bool:
-        """Record the end of a slot's call. Return True if another call may have waited for this end."""
+        """Record the end of a slot's call. Return True if another call may be waiting for this end."""
         self._running.pop(slot, None)
         waits, self._has_waiting_call = self._has_waiting_call, False
         return waits

@@ -39,7 +39,7 @@ from stoker.protocol.ids import DeviceId, LibraryId
 MOST_PROMPTS = 32  # maximum number of listed prompts; the last entry merges all remaining prompts
 MOST_ANSWERS = 32  # maximum number of listed answers; an engine with more answers lists none
 _WORK_HEAD = struct.Struct("<II")  # checksum, and length of the rest
-# At most 9 bytes per number, and 1 byte per list.
+# MessagePack: at most 9 bytes per number, 1 byte per list.
 WORK_BYTES = _WORK_HEAD.size + 128 + 37 * MOST_PROMPTS + 28 * MOST_ANSWERS
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[LibraryId, EngineWork]).decode
@@ -107,7 +107,7 @@ class TurnRow(msgspec.Struct):
 
 
 class TurnBoard:
-    """The board of turns, as mapped by one process. `with board` locks the board. Methods raise OSError."""
+    """The memory-mapped file with the engines' turns to compute. `with board` locks the file. Methods raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -120,7 +120,7 @@ class TurnBoard:
             os.close(self._file)
             raise
         self._occupied_rows, self._occupied_at_change = list[int](), -1
-        """The occupied rows at the last reading, and the value of `changes` at that time."""
+        """The rows that were occupied at the last reading, and the value of `change_count` at that time."""
 
     @property
     def change_count(self) -> int:
@@ -134,7 +134,7 @@ class TurnBoard:
         return changes + self._memory[_HEADER.size : _ROWS_END]
 
     def read_rows(self, board_snapshot: bytes = b"") -> list[TurnRow]:
-        """Return the occupied rows of the board, or of the snapshot `read`."""
+        """Return the occupied rows of the board, or of `board_snapshot` if it is given."""
         data = board_snapshot or self.snapshot()
         changes = _HEADER.unpack_from(data, 0)[0]
         among = self._occupied_rows if changes == self._occupied_at_change else range(MOST_ROWS)
@@ -206,8 +206,8 @@ class TurnBoard:
 
 
 def unpack_board_rows(data: bytes) -> list[tuple[TurnRow, bytes]]:
-    """Return the rows of a board file with the packed work. Works on a copy, because a truncated mapped file would kill
-    the agent.
+    """Return each row of a board file with the engine's packed work. `data` is a copy: if a mapped file were truncated,
+    a read would kill the agent.
     """
     found = list[tuple[TurnRow, bytes]]()
     for number in range(MOST_ROWS if len(data) >= _SIZE else 0):
@@ -237,8 +237,8 @@ log = logging.getLogger(__name__)
 
 _BOARD_CHECK_S = 0.025  # seconds between two checks of the board during a wait
 _SWEEP_S = 1.0  # seconds between two searches for ended libraries on shared devices
-_OVERDUE_FACTOR, _OVERDUE_S = 2.0, 0.03  # a turn is lost after twice its announced seconds plus 0.03 s
-_OVERDUE_UNKNOWN_S = 10.0  # a turn without announced seconds is lost after 10 s, for example during a compilation
+_OVERDUE_FACTOR, _OVERDUE_S = 2.0, 0.03  # an engine loses its turn after twice the announced seconds plus 0.03 s
+_OVERDUE_UNKNOWN_S = 10.0  # an engine that announced no seconds loses its turn after 10 s, for example in a compilation
 _MAX_TURN_WAIT_S = 60.0  # seconds after which a library computes without a turn, because the board may be wrong
 _TIMEOUT = struct.Struct("@ll")  # a `struct timeval`, for SO_RCVTIMEO
 
@@ -287,7 +287,7 @@ class LibraryTurns:
             assert self._waker is not None
             try:
                 self._waker.recv(1)
-            except OSError:  # the time-out: another library may have lost its turn
+            except OSError:  # time-out: check whether another library has lost its turn
                 self._reclaim_lost_turns(row)
         return time.monotonic() - max(row.held_at, now)
 
@@ -319,7 +319,7 @@ class LibraryTurns:
             self._board.close()
 
     def leave(self) -> None:
-        """Leave the board until the next turn, and release the devices."""
+        """Leave the board until the next request, and release the devices."""
         row, self._row, self._joined = self._row, None, False
         try:
             if row is not None:
@@ -374,8 +374,8 @@ class LibraryTurns:
         return self._row
 
     def _try_to_take_turn(self, row: TurnRow, now: float) -> bool:
-        """Take the turn if no other engine shares a device, or if this engine keeps its turn. Otherwise request
-        a turn.
+        """Take the turn if no other engine shares a device, or keep the turn if this engine is again the next one.
+        Otherwise request a turn.
         """
         if not self._shared:
             row.state, row.held_at = TurnState.HOLDS, now
@@ -407,7 +407,7 @@ class LibraryTurns:
             return False
         row.state = TurnState.WAITS
         with board:
-            if board.snapshot() == read:  # the board is unchanged, so the choice is valid
+            if board.snapshot() == read:  # no change since the choice, so the choice is valid
                 rows[row.number] = row
                 board.write_turn(row)
                 self._write_turns(chosen, rows, now)
@@ -446,8 +446,8 @@ class LibraryTurns:
         self._wake_engines(next_ones)
 
     def _give_free_devices(self, now: float) -> list[int]:
-        """Give free devices to the next engines. The caller holds the lock, and wakes the engines of the returned rows
-        later.
+        """Give free devices to the next engines, and return their rows. The caller must hold the lock, and wake these
+        engines later.
         """
         rows = {row.number: row for row in self._board.read_rows()}
         chosen = _choose_next_rows(rows.values())
@@ -495,7 +495,7 @@ _ENDED_STATES = ("", "Z", "X")
 
 
 def _process_state(pid: int) -> str:
-    """Return the letter of the process state in /proc; empty without the process."""
+    """Return the letter of the process state in /proc; empty if the process does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:

@@ -42,7 +42,7 @@ from stoker.protocol.to_library import Load, Sleep, Wake
 _MIN_LIBRARY_AGE_S = 2.0
 _MIN_AGE_PER_LOAD_TIME = 10
 """A library that is older than 10 times its load time exits if a function needs another version of a loaded module.
-Functions with alternating versions of a module then spend at most a tenth of the time on loads.
+Alternating calls with different versions of a module then cost at most a tenth of the time for loads.
 """
 _TEST_WRITE_BYTES = 64 << 10  # bytes of a test write, which shows whether the scratch disk is full
 
@@ -235,7 +235,7 @@ def sleep_or_wake_context(
         return SleepFailed(settings.make_failure(FailureKind.CONTEXT, what, tail=connection.print_exception(error)))
     seconds = time.monotonic() - began
     gc.collect()
-    _return_freed_memory()  # also after waking, because an awake library has a lower limit of host memory
+    _return_freed_memory()  # also after waking, because an awake library may use less host memory
     if isinstance(order, Wake):
         return Woke(seconds)
     resident = measure_host_memory()[0]
@@ -278,7 +278,7 @@ def measure_host_memory() -> tuple[int, int]:
 
 
 def reserved_device_bytes(devices: tuple[str, ...]) -> int:
-    """Return the bytes that PyTorch has reserved on the fullest device, or 0 without a GPU."""
+    """Return the bytes that PyTorch has reserved on the device with most reserved bytes, or 0 without a GPU."""
     cuda = _initialized_cuda()
     count = min(len(devices), cuda.device_count()) if cuda else 0
     return max((int(cuda.memory_reserved(index)) for index in range(count)), default=0)

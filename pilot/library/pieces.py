@@ -34,7 +34,7 @@ _MOST_ADDRESSES = 64  # maximum number of stored addresses that no call has requ
 
 
 class GangMeetings:
-    """Connects the ranks of gangs in one library. `key`: secret of the session's gangs."""
+    """Connects the ranks of gangs in one library. `key`: session secret from which gang keys derive."""
 
     def __init__(self, *, host: str, send_message: Callable[[RankZeroListens], None], key: bytes = b"") -> None:
         self._host = host
@@ -160,7 +160,7 @@ def run_in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: StopRequest) ->
 
 # ---- gathering
 
-MAX_PAUSE_PER_CALL_S, MAX_PAUSE_S = 0.000_05, 0.004  # pause between frames: 0.05 ms per call, at most 4 ms
+MAX_PAUSE_PER_CALL_S, MAX_PAUSE_S = 0.000_05, 0.004  # pause between frames: 0.05 ms per yielding call, at most 4 ms
 MAX_GATHERED_BYTES = 250_000  # bytes of gathered pieces after which a frame is sent
 _now = time.monotonic
 
@@ -171,9 +171,9 @@ class PieceBatcher:
     def __init__(self, send: Callable[[list[Yielded]], None]) -> None:
         self.yielding_calls = 0  # number of running calls that yield pieces
         self._send = send
-        self._waiting: dict[int, Yielded] = {}  # pieces to send, by the number of the call's run
+        self._waiting: dict[int, Yielded] = {}  # unsent pieces, by the number of the run that sends them
         self._bytes = 0
-        self._due = 0.0  # pieces that arrive before this time wait until then
+        self._due = 0.0  # earliest time of the next send, unless a piece is urgent
         self._pieces_added = threading.Condition()  # held during a send, so that pieces stay in order
         self._sender: threading.Thread | None = None
 
@@ -245,7 +245,7 @@ class PieceSender:
         self._batcher = PieceBatcher(send)
         self._runs: dict[int, YieldingRun] = {}
         self._engine_texts: list[tuple[YieldingRun, Yielded]] = []
-        """Texts that the engine's thread has yielded. Only the engine's thread uses the list."""
+        """Texts that the engine's thread has yielded. Only that thread uses the list."""
         self._next_run = library << _RUN_BITS
         self.window_changed = threading.Condition()
 
@@ -303,13 +303,13 @@ class YieldingRun:
     must_end: Callable[[], bool]
     on_waited: Callable[[float], None]
     count: int = 0
-    waited_s: float = 0.0  # seconds of waiting for the client
+    waited_s: float = 0.0  # seconds waited for the client
     is_over: bool = False
     _sizes: deque[int] = field(default_factory=deque)
     _bytes: int = 0
 
     def send_piece(self, piece: bytes) -> bool:
-        """Send a piece once the window has room. Return False if the client no longer reads."""
+        """Wait until the window has space, then send a piece. Return False if the call must end."""
         if not self._wait_for_client(lambda: self._has_room(len(piece))):
             return False
         with self.sender.window_changed:
@@ -341,7 +341,7 @@ class YieldingRun:
         return self.count - 1
 
     def wait_until_all_taken(self) -> bool:
-        """Wait until the client has every piece. Return False if the client no longer reads."""
+        """Wait until the client has acknowledged every piece. Return False if the call must end."""
         return self._wait_for_client(lambda: not self._sizes)
 
     def drop_taken_pieces(self, upto: int) -> None:

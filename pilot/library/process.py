@@ -40,7 +40,7 @@ from stoker.protocol.calls import CallOptions, LeftoverFiles
 # ---- scratch folders
 
 _UNCHANGED_MTIME_NS = 1_000_000_000
-_MAX_TEMPORARY_PATH_BYTES = 60  # of the 107 of a socket path: `multiprocessing` adds 31 characters
+_MAX_TEMPORARY_PATH_BYTES = 60  # bytes; socket paths have at most 107, and `multiprocessing` adds 31 characters
 
 
 class ScratchGuard:
@@ -124,7 +124,7 @@ class ClearableFolder:
     def _remember_state(self) -> None:
         os.utime(self.path, ns=(_UNCHANGED_MTIME_NS, _UNCHANGED_MTIME_NS))
         facts = os.fstat(self._descriptor)
-        self._folder_identity = facts[1:4]  # inode, device, links: a slice is faster than three attributes
+        self._folder_identity = facts[1:4]  # inode, device, link count: a slice is faster than three attributes
         self._changed_ns = facts.st_mtime_ns
 
 
@@ -178,7 +178,7 @@ class SlotFolders:
         os.chdir(options.folder)
 
     def enter_working_folder(self, home: ProgramFolder | None) -> None:
-        """Enter the program's folder if this process sees it, else the slot's folder. Raises OSError."""
+        """Enter the program's folder if this process can access it, else the slot's folder. Raises OSError."""
         os.umask(self._umask if home is None else home.umask)
         is_known = home is self._home and not self._is_in_slot_folder  # calls that arrive together share the object
         self._home, self._is_in_slot_folder = home, False
@@ -220,7 +220,7 @@ class SlotFolders:
         return LeftoverFiles(function, shown, len(names), self._home.path if self._home is not None else "")
 
     def explain_missing_file(self, error: BaseException) -> str:
-        """Return advice if a file is missing because this pilot does not see the program's folder."""
+        """Return advice if a file is missing because this pilot cannot access the program's folder; else empty."""
         if not self._is_in_slot_folder or self._home is None:
             return ""
         link: BaseException | None = error
@@ -299,7 +299,7 @@ class ProcessGuard:
         poll = select.poll()
         for number in self._outputs:
             poll.register(number, 0)
-        self._poll_closed_outputs = poll.poll  # returns closed standard descriptors with one system call
+        self._poll_closed_outputs = poll.poll  # finds closed standard descriptors with one system call
         self.unchecked_calls = 0  # number of calls since the last check
         self.checked_at = 0.0  # time of the last check, on `time.perf_counter`
 
@@ -415,7 +415,7 @@ def register_created_segments_only() -> None:
             register(name, rtype)
 
     def unregister_any(name: Any, rtype: str) -> None:
-        if rtype == "shared_memory":  # a child may have registered the segment; a second registration is harmless
+        if rtype == "shared_memory":  # the segment may be unknown to the tracker; registering it twice is harmless
             register(name, rtype)
         unregister(name, rtype)
 

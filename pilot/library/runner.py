@@ -130,7 +130,7 @@ class Runner:
                 failure = error.failure
             # Free a large result before the next call runs.
             del result, args, kwargs
-        except BaseException as error:  # including SystemExit and KeyboardInterrupt, which end only the function
+        except BaseException as error:  # including SystemExit and KeyboardInterrupt, which end only the call
             if os.getpid() != self._pid:
                 exit_user_forked_child(None if isinstance(error, Evicted) else error)
             self.ended_at = ended = _now()
@@ -239,11 +239,11 @@ class Runner:
                 self._exit_process(fault)
 
     def record_suspects(self, calls: list[int]) -> None:
-        """Record calls that have ended and may have damaged this process, which exits next."""
+        """Record calls that have ended and may have damaged this process, which is about to exit."""
         self._marker.record_suspects(calls)
 
     def mark_idle(self) -> None:
-        """Mark this slot as idle, because its call is not the reason for the library's exit."""
+        """Mark this slot as idle, so that its call is not blamed for the library's exit."""
         self._marker.record_idle(self._slot)
 
     def _leave_call(self) -> Any:
@@ -287,7 +287,7 @@ class Runner:
 
 
 def _decimal_setter() -> Callable[[], None] | None:
-    """Return a function that gives a call a copy of the loader's decimal context; None without such a context."""
+    """Return a function that gives a call a copy of the loader's decimal context; None if the loader set none."""
     for variable, value in contextvars.copy_context().items():
         if variable.name == "decimal_context":
             import decimal

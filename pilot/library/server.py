@@ -119,7 +119,7 @@ class LibraryServer:
             mean_s = work.function.mean_s
             if not 0.0 < mean_s < DAMAGE_CHECK_S or max(runner.ended_at, read_at) - guard.checked_at > DAMAGE_CHECK_S:
                 self._exit_if_process_unfit(runner)
-            runner.begun_calls += 1  # before the next check, because the attendant uses the opposite order
+            runner.begun_calls += 1  # count before the check: the attendant thread sets its flag, then reads the count
             if self._is_attendant_idle:
                 self._is_attendant_idle = False
                 self._attendant_needed.set()
@@ -251,7 +251,7 @@ class LibraryServer:
 
     def exit_process(self, fault: LibraryFault) -> NoReturn:
         """Exit this process. The agent returns the library's calls to the manager."""
-        self.outbox.send_unsent()  # also waits for sends of other threads
+        self.outbox.send_unsent()  # also waits for sends of other threads to end
         for runner in self._runners:
             runner.mark_idle()
         with suppress(OSError):  # a call may have lowered the file size limit
@@ -288,7 +288,7 @@ class LibraryServer:
         if not self._reading.acquire(blocking=block):
             return
         try:
-            # With one slot, the attendant may have just received a message.
+            # With one slot, the attendant thread may have just received a message.
             if block and (self._has_finished() or (not has_threads and len(self._queue))):
                 return
             try:
@@ -318,7 +318,7 @@ class LibraryServer:
                 self._queue_calls(message)
             case GiveBack(count=count, calls=calls, order=order):
                 back = self._queue.remove_calls(calls) if calls else self._queue.remove_newest(count)
-                if back or not calls:  # a `GiveBack` with a count is always answered
+                if back or not calls:  # answer a count even if the queue contains no call
                     self.send_message(GivenBack(tuple(back), order=order))
             case Evict(call=call):
                 for runner in self._runners:
@@ -333,7 +333,7 @@ class LibraryServer:
                 self.piece_sender.record_taken_pieces(message)
             case Resize(device_memory_bytes=size):
                 self._resizes.append(size)
-                # With several slots, resize now, because a call may always be running.
+                # With several slots, do not wait for a pause between calls: there may never be one.
                 if self._resizer is None or self._slots > 1 or self._runners[0].taken_call == NO_CALL:
                     self._apply_resizes()
             case Sleep() | Wake():

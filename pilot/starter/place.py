@@ -77,7 +77,7 @@ class Environments:
     def prepare_and_lock(
         self, name: str, *, needed_bytes: int, get_archive: Getter, make_usable: Callable[[Path], None]
     ) -> Path:
-        """Return the folder of an environment; create it if necessary. Raises StartError."""
+        """Return the locked folder of an environment; create the folder if necessary. Raises StartError."""
         used = self._open_lock_file(f"{name}.used")
         _lock_if_supported(used, fcntl.LOCK_SH)
         os.set_inheritable(used, True)
@@ -174,7 +174,7 @@ class Environments:
 
 
 def unpack(archive: Path, folder: Path, *, missing_only: bool = False) -> None:
-    """Unpack an archive. With `missing_only`, keep complete files. Raises OSError, StartError."""
+    """Unpack an archive. With `missing_only`, do not replace complete files. Raises OSError, StartError."""
     trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
     try:
         with tarfile.open(archive, "r:gz") as tar:

@@ -33,7 +33,7 @@ FACTORY_PERIOD_S = 5
 """Seconds between two checks of the factory for missing workers (TaskVine's default: 30)."""
 NEVER_IDLE_S = 366 * 86_400
 ALONE_S = 120
-"""Seconds that a worker searches for its manager."""
+"""Seconds that a worker tries to connect to its manager."""
 
 
 class VinePlan(msgspec.Struct, frozen=True):
@@ -280,7 +280,7 @@ class VineManager:
         ]
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # close in any state
+        with contextlib.suppress(Exception):  # close despite errors
             self._manager.workers_shutdown(0)
         self._tasks.clear()
         self._files.clear()

@@ -157,7 +157,7 @@ class VineLibrary:
 
     def serve(self, order: messages.PoolOrder) -> messages.PoolAnswer:
         if self._library_report.failure is not None:
-            # TaskVine would keep this useless process. A new process may succeed in loading the context.
+            # Exit, because TaskVine would keep this useless process. A new process may succeed in loading the context.
             self._exit_after_delay()
             return messages.PoolAnswer(order.ticket, self._library_report)
         before = self._library_report
@@ -315,7 +315,7 @@ class VineLibrary:
 
 def _silence_output() -> None:
     """Keep TaskVine's file for the output of a library empty. TaskVine sends up to a kilobyte of this file with the
-    report of an ended library. Its manager takes these bytes for the worker's next message.
+    report of an ended library. TaskVine's manager would mistake these bytes for the worker's next message.
     """
     with contextlib.suppress(OSError):  # the output is not a regular file
         os.ftruncate(1, 0)

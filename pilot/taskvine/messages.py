@@ -100,5 +100,5 @@ def read_and_remove_note(running: str, ticket: int) -> LibraryNote | None:
 
 
 def stop_file(running: str, ticket: int, call: CallId) -> Path:
-    """Return the file that stops only this call of the order."""
+    """Return the path of the file whose creation stops only this call."""
     return Path(running) / f"stop-{ticket}-{call}"

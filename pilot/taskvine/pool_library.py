@@ -119,7 +119,7 @@ class OrderSubmitter:
         large = _large_arguments(order.calls)
         self._open_orders[order.ticket] = order, then
         self._users.update(ref.name for ref in large)
-        # Only TaskVine knows the slot, so device numbers start at 0.
+        # Only TaskVine knows the library's slot, so device numbers start at 0.
         kind, _, _ = library.devices[0].partition(":")
         devices = tuple(f"{kind}:{number}" for number in range(len(library.devices)))
         setup = msgspec.structs.replace(self.setup, recipe=library.recipe, devices=devices)
@@ -164,7 +164,7 @@ MOST_RETRIES = 3
 
 
 class PoolLibrary:
-    """A library of the pool, until the core forgets it."""
+    """A library of the pool, until the core deletes its record."""
 
     def __init__(self, ordered: StartLibrary, orders: OrderSubmitter, tell: Callable[[Event], None]) -> None:
         self.number = ordered.library
@@ -280,7 +280,7 @@ class PoolLibrary:
             self._submit_next_order()
         else:
             log.info("lib-%d (%s) is on %s", self.number, name, held.host)
-            # Report no memory, or the manager would plan several contexts in one slot.
+            # Do not report memory: otherwise, the manager would plan several contexts in one slot.
             start_s = max(0.0, time.monotonic() - self._ordered_at - held.load_s)
             self._send_message(to_agent.Loaded(held.load_s, resident_bytes=0, peak_bytes=0, start_s=start_s))
 

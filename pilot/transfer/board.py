@@ -66,7 +66,7 @@ class ObjectCopy:
         return len(self.arrivals) == len(self.pieces)
 
     def keep_correct_pieces(self) -> None:
-        """Keep correct pieces of an earlier attempt. Raises OSError."""
+        """Record correct pieces that an earlier attempt left. Raises OSError."""
         buffer = memoryview(bytearray(PART_BYTES))
         for index, piece in enumerate(self.pieces):
             if any(self._is_hole(part) for part in piece):
@@ -180,8 +180,8 @@ S = TypeVar("S")
 
 SAMPLE_PIECES = 48
 MIN_OVERDUE_S, OVERDUE_FACTOR = 1.0, 3.0
-"""Near the end, a piece is also requested from a second source after the longer of 1 s and 3 times the recent seconds
-per piece.
+"""Near the end of a fetch, a piece is also requested from a second source after the longer of 1 s and 3 times the
+recent seconds per piece.
 """
 ORIGIN_FALLBACK_S = 5.0  # seconds without a new piece, after which the origin also sends pieces that peers have
 

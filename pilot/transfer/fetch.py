@@ -72,7 +72,7 @@ class SourceReader:
                     else:
                         self._read_peer()
                 except wire.PeerError:
-                    if self._delivered_pieces == useful:  # the connection delivered no piece: give up this source
+                    if self._delivered_pieces == useful:  # the connection delivered no piece: drop this source
                         raise
         except WrongBytesError as error:
             why, wrong = _FILE_CHANGED if self.source.path else str(error), True
@@ -204,8 +204,8 @@ _REASONS = 4  # maximum number of reasons that the error message lists
 
 
 class ObjectFetch:
-    """A fetch of one object from the sources of the last `set_sources`, thread-safe. `on_copy_created` receives the
-    partial copy, which the pilot serves to peers. `on_source_lost` receives a failed source and the reason.
+    """Fetches one object from the sources that the last `set_sources` named. Thread-safe. `on_copy_created` receives
+    the partial copy, which the pilot serves to peers. `on_source_lost` receives a failed source and the reason.
     """
 
     def __init__(

@@ -19,9 +19,9 @@ from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.server import MOST_PEERS
 
 SOURCES_PER_ANSWER = MOST_PEERS - 1  # number of source pilots in each answer of the seed
-MOST_FAILED_SOURCES = 2 * SOURCES_PER_ANSWER  # failed source pilots after which a host counts as isolated
+MOST_FAILED_SOURCES = 2 * SOURCES_PER_ANSWER  # number of failed source pilots after which a host counts as isolated
 MISSED_REPORTS = 4.0  # a pilot counts as gone after 4 report intervals without a report
-# Seconds before the seed sends a piece again: while no pilot has reported the piece, and after a report.
+# Seconds before the seed sends a piece again: 4 while no pilot has reported the piece, 15 after a report.
 UNREPORTED_RESEND_S, REPORTED_RESEND_S = 4.0, 15.0
 _CHECK_S = 0.5
 _MOST_PILOTS = 20_000
@@ -115,7 +115,7 @@ class _ObjectReports:
         others = [x for x in self.reports if x != address and x not in one.sources and x not in one.failed_sources]
         chance.shuffle(others)
         others.sort(key=lambda x: self.reports[x].requesters)
-        if len(one.sources) == count:  # no current source has a piece that this pilot lacks: replace one
+        if len(one.sources) == count:  # no current source has a piece that this pilot lacks: replace a source
             others = [x for x in others if self.reports[x].piece_bits & ~one.piece_bits][:1]
             for source in list(one.sources)[: len(others)]:
                 del one.sources[source]

@@ -26,7 +26,7 @@ from stoker.pilot.transfer.board import ObjectCopy
 
 _SLOW_PEER_S = 3.0  # seconds after which another peer may get a piece that one peer receives slowly
 _MIN_RESEND_S, _RESEND_FACTOR = 1.0, 8.0
-"""A reader of the origin sends a piece again after 1 s plus 8 times the seconds of the last transfer."""
+"""A pilot that reads the origin refuses to send a piece again for 1 s plus 8 times the seconds of the last transfer."""
 _POLL_S = 0.1
 ResendDelay = Callable[[str, int, str], float]
 """Returns the seconds for which a host must wait for a piece. Arguments: object name, piece index, host address."""
@@ -172,7 +172,7 @@ class ObjectServer:
                 self._lines.warning("accept", f"no connection could be accepted: {error}")
                 time.sleep(0.2)  # wait, because all file descriptors may be in use
                 continue
-            with self.lock:  # above the limit, close the oldest connection of the address with most connections
+            with self.lock:  # too many connections: close the oldest one of the address with the most
                 self._unproven.add(sock, address=str(peer[0]))
                 surplus = self._unproven.remove_surplus_connection()
                 if surplus is not None:

@@ -170,7 +170,7 @@ def connect_to_peer(address: str, *, key: bytes, limits: WireLimits = LIMITS) ->
 
 
 def accept_peer(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> Channel:
-    """Accept a connection that `connect` opened. Raises PeerError."""
+    """Accept a connection that `connect_to_peer` opened. Raises PeerError."""
     try:
         _set_socket_options(sock, limits)
         theirs = _read_nonce(_receive_exactly(sock, len(MAGIC) + _NONCE_BYTES))

@@ -120,7 +120,7 @@ class Zygote:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         single = dict.fromkeys(THREAD_VARIABLES, "1")
         single |= {"TOKENIZERS_PARALLELISM": "false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        single["CUDA_VISIBLE_DEVICES"] = ""  # hide the GPUs: CUDA fails after a fork; each library sets this variable
+        single["CUDA_VISIBLE_DEVICES"] = ""  # hide the GPUs: CUDA fails after a fork; each library sets its own value
         arguments = map(str, (theirs.fileno(), os.getpid(), scratch))
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(

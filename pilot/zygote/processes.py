@@ -52,7 +52,7 @@ def _command_line(pid: int) -> bytes:
 
 
 def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
-    """Remove the unused segments that `pids` created since `since` (wall clock)."""
+    """Remove the unused shared memory segments that `pids` created after `since` (wall clock)."""
     removed = 0
     try:
         with open("/proc/sysvipc/shm") as file:

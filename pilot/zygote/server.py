@@ -51,7 +51,7 @@ class ImportedThreads:
             self._started.setdefault(thread, module)
 
     def find_harmful_threads(self) -> dict[str, str]:
-        """Return, by module, the names of threads that make a fork unsafe."""
+        """Return, for each module, the names of its threads that make a fork unsafe."""
         names: dict[str, list[str]] = {}
         for wait_s in (_THREAD_NAME_WAIT_S, 0.0):
             names.clear()
@@ -139,7 +139,7 @@ def become_library(order: client.Fork, sock: int, *, parent: int) -> NoReturn:
             os.execv(command[0], command)
         set_thread_counts(order.threads)
         numpy: Any = sys.modules.get("numpy")
-        if numpy is not None and hasattr(numpy, "random"):  # Python's `random` reseeds itself after a fork
+        if numpy is not None and hasattr(numpy, "random"):  # unlike numpy, Python's `random` reseeds after a fork
             numpy.random.seed()
         getattr(importlib.import_module(module), name)(sock)
         code = 0
@@ -197,9 +197,9 @@ class ZygoteServer:
         self._scratch = scratch
         self._libraries: dict[int, int] = {}  # library number by process id
         self._own_trackers: frozenset[int] = frozenset()
-        """Resource trackers of the preloaded modules."""
+        """Process ids of preloaded modules' resource trackers."""
         self._trackers: dict[int, float] = {}
-        """Resource trackers of ended libraries, with the monotonic time to kill them."""
+        """Monotonic time at which to kill each resource tracker of an ended library, by process id."""
         self._began = time.time()
         self._has_threads = False
         self._asked_for_gpus = False
@@ -211,7 +211,7 @@ class ZygoteServer:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
         signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "_must_exit", True))
-        signal.signal(signal.SIGTERM, lambda *_: None)  # a batch system signals every process; the agent decides
+        signal.signal(signal.SIGTERM, lambda *_: None)  # ignore it: the agent, not the batch system, ends this process
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         poller = select.poll()
         poller.register(self._sock, select.POLLIN)
@@ -277,7 +277,7 @@ class ZygoteServer:
         self._own_trackers = frozenset(processes.child_resource_trackers())
         harmful = threads.find_harmful_threads()
         self._has_threads, self._asked_for_gpus = bool(harmful), listener.has_queried
-        # From now on this process has children to clean up: request SIGUSR1 instead of SIGKILL when the agent ends.
+        # From now on this process must clean up its children. When the agent ends, request SIGUSR1 instead of SIGKILL.
         processes.adopt_orphans()
         processes.die_with_parent(signal.SIGUSR1)
         self._send(client.Preloaded(failed, time.monotonic() - started, harmful, self._asked_for_gpus))

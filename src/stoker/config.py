@@ -52,7 +52,7 @@ def settings_without_effect(site: Site) -> dict[tuple[str, str], str]:
     excludes = ours and provider.kind in KINDS_THAT_EXCLUDE_NODES
     if rule is ProvisioningName.DEFAULT:
         rule = ProvisioningName.FIXED if local else ProvisioningName.OPPORTUNISTIC
-    not_demand = ours and rule is not ProvisioningName.DEMAND  # for TaskVine, `manager.taskvine.refusals` checks it
+    not_demand = ours and rule is not ProvisioningName.DEMAND  # `manager.taskvine.refusals` checks this for TaskVine
     not_opportunistic = ours and rule is not ProvisioningName.OPPORTUNISTIC
     gpus = f'it needs devices = "gpu+cpu"; with devices = "{pilot.devices}", the GPUs share all cores'
     rows = (
@@ -72,7 +72,7 @@ def settings_without_effect(site: Site) -> dict[tuple[str, str], str]:
 
 
 def refuse_settings_without_effect(site: Site) -> None:
-    """Raise ConfigError if a program created the site with a setting that has no effect."""
+    """Return why settings of `site` have no effect, by table and setting."""
     for (table, setting), why in settings_without_effect(site).items():
         settings = getattr(site, table)
         field = next(each for each in msgspec.structs.fields(settings) if each.encode_name == setting)
@@ -239,7 +239,7 @@ _MAX_SHOWN_FILES = 12
 
 
 PYTHON_PATH = "python-path"
-"""File with extra import folders for pilots, as in PYTHONPATH."""
+"""Name of the file with pilots' extra import folders, like PYTHONPATH."""
 
 
 def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site, ...]:
@@ -293,7 +293,7 @@ def read_python_path(folder: Path) -> str:
 
 
 def format_site_toml(site: Site) -> str:
-    """Return a site as TOML text, without `sites` and settings that have no effect."""
+    """Return a site as TOML text. Omit `sites`, and settings that have no effect."""
     lines, tables, vain = [], [], settings_without_effect(site)
     for field in msgspec.structs.fields(site):
         value = getattr(site, field.name)

@@ -24,22 +24,22 @@ T = TypeVar("T", bound=msgspec.Struct)
 KeyPath = tuple[str, ...]
 
 _STATEMENT = re.compile(r"""\s*(\[|("[^"]*"|'[^']*'|[\w-]+)\s*[.=])""")
-"""Pattern of a line that begins a table or a setting. A line inside a value of several lines may match, too."""
+"""Pattern of the start of a table or a setting. A line inside a multi-line value may match, too."""
 
 
 def find_setting_line(path: KeyPath, text: str) -> int:
-    """Return the line number, from 1, of a setting or else of its table. `text` must be valid TOML."""
+    """Return the line number (from 1) of a setting, or, if missing, of its table. `text` must be valid TOML."""
     lines = text.split("\n")
     starts = [number for number, line in enumerate(lines) if _STATEMENT.match(line)]
 
     def parse(count: int) -> dict[str, Any] | None:
         try:
             return tomllib.loads("\n".join(lines[:count]))
-        except tomllib.TOMLDecodeError:  # these lines end inside a value of several lines
+        except tomllib.TOMLDecodeError:  # the last of these lines is inside a multi-line value
             return None
 
     def has(number: int, end: int) -> bool:
-        """Return True if the statements up to statement `number` set `path[:end]`."""
+        """Return True if the statements up to statement `number` set a value at `path[:end]`."""
         values = parse([*starts[1:], len(lines)][number])
         if values is None:
             return number > 0 and has(number - 1, end)
@@ -236,7 +236,7 @@ def explain_msgspec_error(
     read: ReadUnit | None = None,
 ) -> tuple[str, KeyPath, str]:  # fmt: skip
     """Explain `fault`, an error message of msgspec. Return the explanation, the path of the setting (or of its table),
-    and the setting. `shapes`: valid values in words, for each setting with a pattern.
+    and the setting's name. `shapes`: description of the valid values of each setting that has a pattern.
     """
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))
@@ -254,7 +254,7 @@ def _explain_setting_fault(
     problem: str, place: SettingPlace, root: type[msgspec.Struct], shapes: dict[str, str], *, data: Any,
     read: ReadUnit | None,
 ) -> tuple[int, str, str]:  # fmt: skip
-    """Return the length of the table's path, the setting, and the explanation."""
+    """Return the depth of the table's path, the setting's name, and the explanation."""
     parts, kind = place.path, place.kind
     whole = len(parts)
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem):

@@ -26,7 +26,7 @@ def join_address(host: str, port: int) -> str:
 
 
 _MOST_DESCRIPTORS = 1 << 20
-"""Highest limit that this module sets: some programs close every possible descriptor one by one."""
+"""Highest limit that this module sets. A higher limit would slow programs that close every possible descriptor."""
 _former_limits: list[tuple[int, int]] = []
 
 
@@ -86,7 +86,7 @@ class UnauthenticatedConnections(Generic[K]):
         return self.pop_oldest_connection() if len(self) > self.most else None
 
     def pop_oldest_connection(self) -> tuple[K, str]:
-        """Find the address with the most connections. Remove and return its oldest connection."""
+        """Remove the oldest connection of the address with most connections. Return both."""
         address = max(self._by_address, key=lambda each: len(self._by_address[each]))
         connection = next(iter(self._by_address[address]))
         self.remove(connection)

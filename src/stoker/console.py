@@ -48,7 +48,7 @@ _REPEAT_LINE_AFTER_S = 60.0
 """Seconds until the same line about a wait is printed again."""
 _MOST_LOADS = 10
 _TIMES = re.compile(r"(\d[\d.]* (ms|s|min|h|days?)\b *)+|\d+:\d\d")
-"""Matches times in a line. A line is not printed again if only times have changed."""
+"""Pattern of the times in a line. A line in which only times have changed is not printed again."""
 
 
 class Screen:
@@ -196,7 +196,7 @@ class Progress:
         return ""
 
     def refresh(self) -> None:
-        """Fetch the facts of the contexts. If this fails, keep the old facts."""
+        """Fetch the state of the contexts. If this fails, keep the previous state."""
         with contextlib.suppress(Exception):
             self._facts = self._ask() or self._facts
             self._had_pilots |= self._facts is not None and self._facts.pilots > 0

@@ -17,7 +17,7 @@ import zmq
 
 _READABLE = int(zmq.POLLIN)
 COPY_BELOW = 65_536
-"""Frames of fewer bytes are copied, because sharing their memory with ZeroMQ takes longer."""
+"""Number of bytes below which a frame is copied, because sharing its memory with ZeroMQ would take longer."""
 _HEARTBEAT_MS, _SILENT_MS = 5_000, 15_000
 
 
@@ -40,7 +40,7 @@ _ALL_CHANGES = sum(change.value for change in ConnectionChange)
 
 
 class CurveKeys(msgspec.Struct, frozen=True):
-    """CURVE keys as Z85 text: the server's public key and this process's pair."""
+    """CURVE keys as Z85 text: the server's public key, and the key pair of this process."""
 
     server: str
     public: str
@@ -92,7 +92,7 @@ class Dealer:
         self.address = address
         self.connected = False
         self.lost_at = time.monotonic()
-        """Monotonic time of the last loss, or of the first attempt to connect."""
+        """Monotonic time of the last connection loss, or of the first connection attempt."""
         self.failed_handshakes = 0
         """Number of consecutive failed handshakes."""
         self._has_stopped_reconnecting = False
@@ -127,7 +127,7 @@ class Dealer:
             yield change
 
     def handle_connection_changes(self) -> bool:
-        """Handle all connection changes. Return True after a new connection: the caller must then send a hello."""
+        """Handle all connection changes. Return True if a connection was made: the caller must then send a hello."""
         fresh = False
         for change in self.read_connection_changes():
             match change:

@@ -84,7 +84,7 @@ class SerializationError(StokerError):
 
 
 class SessionError(StokerError):
-    """The session cannot be started, found, joined or kept. Facts, if known: `session`, `log`."""
+    """The session cannot be started, found or joined, or it has ended. Facts, if known: `session`, `log`."""
 
 
 class ProtocolError(SessionError):
@@ -127,7 +127,7 @@ class StreamDiffersError(CallError):
 
 
 class GangBroken(CallError):
-    """Ranks of a gang were lost or did not join, also after several restarts from the checkpoint of rank 0."""
+    """Ranks of a gang were lost or did not join, even after several restarts from the checkpoint of rank 0."""
 
 
 class InfrastructureError(CallError):

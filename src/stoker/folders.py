@@ -1,4 +1,4 @@
-"""Find the working folder of this process, which another program may have removed, and check paths."""
+"""Find this process's working folder (another program may have removed it), and check paths."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ def wait_for_lock(descriptor: int, *, shared: bool = False) -> None:
 
 
 def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
-    """Return True if a process holds a lock on `file`, None if unknown. `exclusively`: ignore shared locks. Two
-    concurrent checks then do not mistake each other for a lock holder.
+    """Return True if a process holds a lock on `file`, None if unknown. `exclusively`: ignore shared locks. The check
+    itself takes a lock; with `exclusively`, concurrent checks ignore this lock.
     """
     try:
         with file.open("rb") as opened:

@@ -24,7 +24,7 @@ _CHECK_SIZE_EVERY_LINES = 64
 """Number of lines between two checks of the log's size."""
 
 OUTPUT_BYTES = 64_000_000
-"""Size on disk in bytes above which the middle of a library's log is freed."""
+"""Bytes on disk above which the disk space of the middle of a library's log is freed."""
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 16 << 20
 """Number of bytes that `free_file_middle` keeps at the start and at the end of a log."""
 _BLOCK_BYTES = 1 << 20
@@ -32,7 +32,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class BoundedLog(WatchedFileHandler):
-    """A log file of limited size for several processes. A full disk raises no error."""
+    """A log file of limited size that several processes write. A full disk raises no error."""
 
     def __init__(self, path: str | Path, *, most_bytes: int = LOG_BYTES, delay: bool = False) -> None:
         super().__init__(path, encoding="utf-8", delay=delay, errors="replace")
@@ -151,7 +151,7 @@ class RateLimitedLog:
         self._most = most
         self._clock = clock
         self._seen: dict[str, tuple[float, int]] = {}
-        """Time of the last line, and number of omitted lines since then, by subject."""
+        """Time of the last warning, and number of warnings omitted since then, by subject."""
         self._window_began = -every_s
         self._written = 0
 

@@ -1,4 +1,4 @@
-"""The pause before a retry. Standard library only."""
+"""The pause before a retry. Uses only the standard library."""
 
 from __future__ import annotations
 

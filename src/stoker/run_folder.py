@@ -422,7 +422,7 @@ def _draft_path(path: Path) -> Path:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return True if a process may have this run open."""
+    """Return True if a process has this run open, or if unknown."""
     return locks.is_locked(folder / _LOCK_FILE) is not False
 
 

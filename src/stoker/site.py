@@ -106,7 +106,7 @@ _KINDS_BY_SETTING = {
     "cores": _BATCH,
     "memory": _BATCH,
 }
-"""Provider kinds that accept a setting, for settings that other kinds refuse."""
+"""Provider kinds that accept a setting, by setting. All other kinds refuse the setting."""
 KINDS_THAT_EXCLUDE_NODES = frozenset({ProviderKind.SLURM, ProviderKind.CONDOR})
 
 

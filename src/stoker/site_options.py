@@ -77,8 +77,8 @@ def explain_refused_option(kind: str, line: str) -> str:
 
 
 def find_refused_worker_init_line(kind: str, text: str) -> tuple[str, str]:
-    """Return the first line of `worker_init` that has an option set by Stoker, and why this line is refused. (Slurm and
-    PBS ignore options after the first command.)
+    """Return the first line of `worker_init` that sets an option which Stoker itself sets, and why this line is
+    refused. (Slurm and PBS ignore options after the first command.)
     """
     for line in text.splitlines() if kind in OPTION_PREFIXES else ():
         if line.startswith(OPTION_PREFIXES[kind]) and (why := explain_refused_option(kind, line)):
@@ -146,7 +146,7 @@ def _split_words(line: str) -> list[str]:
     lexer.whitespace_split = True
     try:
         return list(lexer)
-    except ValueError:  # the line has an open quote
+    except ValueError:  # the line has an unclosed quote
         return line.split()
 
 

@@ -14,7 +14,7 @@ RELEASE = "0.1.0"
 
 
 def import_on_first_use(package: str, names: Mapping[str, str], *, home: str = "") -> Callable[[str], Any]:
-    """Return a `__getattr__` that imports a package's names on first use. `names`: names by module, separated by
+    """Return a `__getattr__` that imports a package's names on first use. `names`: names in each module, separated by
     spaces. `home`: package of these modules (default: `package`).
     """
     modules = {name: f"{home or package}.{module}" for module, some in names.items() for name in some.split()}

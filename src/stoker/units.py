@@ -219,6 +219,6 @@ LONGEST_S = 1e9
 """Longest time in an option in seconds, 30 years. The current Unix time plus this limit is below MOST_S."""
 MOST_BYTES = 1 << 60
 MOST_NUMBER = 1 << 40
-"""Highest number of a library, block, call or frame."""
+"""Highest valid id of a library, block, call or frame."""
 MOST_AT_ONCE = 100_000
 """Maximum number of slots of a library, devices of a context, or members of a gang."""

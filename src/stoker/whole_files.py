@@ -18,8 +18,8 @@ _NAME_CHARACTERS = 200
 
 @contextmanager
 def draft_file(path: Path, *, draft: Path | None = None, sync: bool = False) -> Iterator[Path]:
-    """Yield the path of a draft file. If the block succeeds, rename the draft to `path`. `draft`: a fixed draft path,
-    for a file with one writer at a time. `sync`: True if the file must survive a crash of the host.
+    """Yield the path of a draft file. If the `with` block succeeds, rename the draft to `path`. `draft`: a fixed draft
+    path, for a file with one writer at a time. `sync`: True if the file must survive a crash of the host.
     """
     place = draft or path.with_name(f".{secrets.token_hex(4)}.{path.name[-_NAME_CHARACTERS:]}")
     try:
@@ -53,8 +53,8 @@ def write_all(file: int, data: bytes | memoryview) -> None:
 
 
 def append_or_truncate(file: int, data: bytes, *, at: int) -> None:
-    """Append `data` to a file with one writer, whose end is at byte `at`. After an OSError, truncate the file
-    to `at`.
+    """Append `data` at byte `at`, the end of a file that has only one writer. After an OSError, truncate the file to
+    `at`.
     """
     try:
         write_all(file, data)

@@ -57,7 +57,7 @@ def test_prompt_scores_equal_those_of_the_model_in_any_batch(driver: OwnDriver) 
     [last] = found[alone]
     assert (last.token, last.text, last.finish) == (-1, "", adapter.FinishReason.LENGTH)
     assert_scores(driver, last, SHORT, most=1)
-    assert found[one][0].prompt == (adapter.PromptToken(SHORT[0]),)
+    assert found[one][0].prompt == (adapter.ScoredPromptToken(SHORT[0]),)
 
 
 def test_cached_prefix_does_not_hide_log_likelihoods(driver: OwnDriver) -> None:

@@ -138,7 +138,7 @@ def test_file_rewritten_while_it_is_cached_is_rejected(cache: ObjectCache, tmp_p
         assert look
         (tmp_path / "weights").write_bytes(b"x" * 100)
         with pytest.raises(store.ChangedError):
-            cache.add_draft(ref, draft, signature=look)
+            cache.publish_draft(ref, draft, signature=look)
     assert cache.find_and_pin(ref.name) is None
 
 
@@ -268,7 +268,7 @@ def test_object_fetched_by_another_pilot_is_awaited(cache: ObjectCache, tmp_path
             with pytest.raises(CacheError, match="does not fit"):
                 have(cache, two)
             other = pool.submit(have, ObjectCache(tmp_path / "cache", capacity_bytes=1000), one)
-            cache.add_draft(one, draft).release()
+            cache.publish_draft(one, draft).release()
         other.result().release()
     assert not list((tmp_path / "cache" / "drafts").iterdir())
     have(cache, two)
@@ -284,7 +284,7 @@ def test_stalled_fetch_of_another_pilot_is_not_awaited(
         have(ObjectCache(tmp_path / "cache", capacity_bytes=1000), one).release()
         assert cache.object_sizes() == {one.name: 300}
         draft.write_bytes(Path(one.source).read_bytes())
-        cache.add_draft(one, draft).release()  # the abandoned fetch may complete later
+        cache.publish_draft(one, draft).release()  # the abandoned fetch may complete later
     assert not list((tmp_path / "cache" / "drafts").iterdir())
 
 

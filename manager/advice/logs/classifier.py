@@ -1,7 +1,7 @@
-"""Find the party at fault for a located failure (SchedMate §3.3, failure classification). The most certain matching row
-of `failures.py` decides; early lines count most. Without a matching row, a plain Python exception from the user's code
-is the user's fault, and a learned scorer decides other cases. The scorer is a logistic regression over vocabularies,
-errno, and the exception's family and owner (from `python -m benchmarks.papers.schedmate train`).
+"""Find the party at fault for a located failure (SchedMate §3.3, failure classification). The most certain matching
+rule of `failures.py` decides; matches in earlier lines count more. If no rule matches, a plain Python exception from
+the user's code is the user's fault, and a logistic regression decides all other cases. Its features are vocabularies,
+errno, and the exception's family and owner. `python -m benchmarks.papers.schedmate train` trains it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FaultKindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def scale_counts(found: Mapping[str, float]) -> dict[str, float]:
-    """Return the logarithmic counts of features, scaled to length 1."""
+    """Return logarithmically scaled counts of features as a vector of length 1."""
     values = {fact: 1.0 + log(1.0 + count) for fact, count in found.items()}
     length = sqrt(sum(value * value for value in values.values()))
     return {fact: value / length for fact, value in values.items()} if length else {}
@@ -64,7 +64,7 @@ def load_shipped_scorer() -> FaultKindScorer:
 
 
 LEAST_INFRASTRUCTURE_PROBABILITY = 0.5
-"""Minimum probability for the verdict `infrastructure` if no row of the table matches."""
+"""Minimum probability for the verdict `infrastructure` if none of the rules matches."""
 LEAST_PROBABILITY_IF_USER_RAISED = 0.7
 """Minimum probability for the verdict `infrastructure` if the user's code raised the exception."""
 NO_RULE_MATCHES = "classified by the words of the log, because no rule matches"
@@ -118,8 +118,8 @@ def classify_failure(located: LocatedFailure, *, rules: tuple[FaultRule, ...] = 
 
 
 def _find_best_rule(located: LocatedFailure, rules: tuple[FaultRule, ...]) -> tuple[float, FaultRule, LogLine] | None:
-    """Return the certainty, row and line of the most certain match. Secondary rows count only if all rows that match
-    the failure's first line are secondary.
+    """Return the certainty, rule and line of the most certain match. Rules marked `secondary` count only if all rules
+    that match the failure's first line have this mark.
     """
     context = "\n".join(line.text for line in (*located.window, *located.error_lines, *located.traceback))
     best: tuple[float, FaultRule, LogLine] | None = None
@@ -310,7 +310,7 @@ _TOPIC_WORDS = {
     "mpi": ("mpi mpirun mpiexec orte prte ompi opal btl communicator rank ranks finalize init process processes"),
     "collective": ("nccl gloo allreduce collective watchdog barrier rendezvous store torchelastic backend group"),
 }
-"""Words in log lines for each topic."""
+"""For each topic, its words in log lines."""
 _TOPICS_BY_WORD: dict[str, list[str]] = {}
 for _field, _vocabulary in _TOPIC_WORDS.items():
     for _word in _vocabulary.split():

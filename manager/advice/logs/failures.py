@@ -103,7 +103,7 @@ LOG_RULES: tuple[FaultRule, ...] = (
         r"|nvidia-smi has failed because it couldn't communicate", "a GPU cannot be reached"),
     FaultRule(_I, "gpu", r"Unable to register to device plugin|GPU.{0,40}requires? (?:a )?reset"
         r"|GPU.{0,30}thermal (?:slowdown|shutdown)", "a GPU needs a reset"),
-    # device memory is full: another process or the program uses it
+    # the device memory is full because of another process or the program
     FaultRule(_I, "gpu_memory", r"CUDA out of memory|CUDA error: out of memory",
         "another process holds the device's memory", sure=0.9,
         besides=r"Process \d+ has (?:[1-9]\d*(?:\.\d+)?) GiB memory in use"),
@@ -149,7 +149,7 @@ LOG_RULES: tuple[FaultRule, ...] = (
     FaultRule(_I, "filesystem", r"(?:S3|Bucket|object store|blob).{0,120}(?:SlowDown|InternalError|503"
         r"|ServiceUnavailable)|(?:SlowDown|ServiceUnavailable|InternalError)\).{0,60}when calling the"
         r"|HTTP(?:Error)?:? 50[234]", "a storage service does not answer", sure=0.85),
-    # the batch system and the node
+    # faults of batch system or node
     FaultRule(_I, "scheduler", r"DUE TO PREEMPTION|Job.{0,40}preempted|\bPREEMPTED\b|Job was evicted",
         "the job was preempted"),
     FaultRule(_I, "scheduler", r"DUE TO TIME LIMIT|job killed: walltime|exceeded (?:its "
@@ -170,7 +170,7 @@ LOG_RULES: tuple[FaultRule, ...] = (
     FaultRule(_I, "licence", r"license (?:server|manager).{0,80}(?:down|not respond|unreachable|cannot|connect)"
         r"|Cannot connect to license server|(?:FlexNet|FLEXlm|lmgrd).{0,80}(?:error|-15|-96)"
         r"|licen[sc]e.{0,40}(?:checkout|check out) failed", "a licence server does not answer", sure=0.85),
-    # host memory is full: the job or other processes use it
+    # the host memory is full because of the job or other processes
     FaultRule(_U, "memory", r"Memory cgroup out of memory|CONSTRAINT_MEMCG|oom[-_]kill event|oom_kill event"
         r"|Exceeded job memory limit|memory usage exceeded|StepId=\S+ exceeded memory limit|OOM Killed"
         r"|cgroup out-of-memory handler",

@@ -49,8 +49,8 @@ _SEVERAL_RANKS = 3
 
 @dataclass(eq=False, slots=True)
 class ErrorLine:
-    """An error line that represents all error lines that differ only in digits. `is_survived`: True if the next lines
-    announce that the program continues.
+    """An error line that stands for all error lines that differ from it only in digits. `is_survived`: True if the next
+    lines announce that the program continues.
     """
 
     number: int
@@ -67,8 +67,8 @@ class ErrorLine:
 
     @property
     def cause_rank(self) -> int:
-        """Return a sort key: 0 for an independent failure, 2 for a consequence of another failure (by the rules, or
-        because several ranks print it), 3 if the program continued.
+        """Return a sort key: 0 for an independent failure, 2 for a consequence of another failure (a rule says so, or
+        several ranks print it), 3 if the program continued.
         """
         if self.is_survived:
             return _SECONDARY + 1
@@ -111,7 +111,7 @@ class ErrorEpisode:
         if len(self.open_tracebacks) < _OPEN_TRACEBACKS:
             traceback = TracebackLines(number, line)
             self.open_tracebacks.append(traceback)
-            # Tracebacks with a rank mark take their lines first, because the others accept lines of any rank.
+            # Tracebacks with a rank mark are offered each line first, because the others accept lines of any rank.
             self.open_tracebacks.sort(key=lambda each: not each.has_rank_mark)
             if len(self.tracebacks) < _MOST_TRACEBACKS:
                 self.tracebacks.append(traceback)

@@ -1,6 +1,6 @@
 """The language model's opinion on a failure that the rules classify with low confidence (SchedMate §3.3). The model
-must quote a line of the excerpt. If it agrees with the rules, the certainty rises. If the model contradicts the rules,
-the model decides, but its certainty is too low to quarantine a node.
+must quote a line of the excerpt. If the model agrees with the rules, the certainty rises. If the model contradicts the
+rules, the model decides, but its certainty is too low to quarantine a node.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from stoker.manager.advice.logs.failures import Fault, FaultKind, LocatedFailure
 log = logging.getLogger("stoker.advisor")
 
 OPINION_BELOW = 0.7
-"""The model is asked about verdicts below this certainty. In training data, 30 % of these verdicts are wrong, but only
-1 % of the others.
+"""The model is asked about verdicts below this certainty. In the training data, 30 % of these verdicts are wrong, but
+only 1 % of the more certain ones.
 """
 SURE_IF_AGREED, SURE_IF_CONTRADICTED = 0.8, 0.6
 """Minimum certainty of a verdict that the model confirms, and certainty of a verdict that contradicts the rules."""

@@ -97,8 +97,8 @@ def _encode_if_text(text: str | bytes) -> bytes:
 
 
 def _split_at_carriage_returns(line: bytes) -> Iterator[bytes]:
-    """Yield the parts of a line, shortened. Of more than 100 parts, yield only the last of those that differ only in
-    digits.
+    """Yield the parts of a line, shortened. If the line has more than 100 parts, yield only the last of those that
+    differ only in digits.
     """
     parts = line.split(b"\r")
     if len(parts) > _MOST_PARTS:
@@ -224,7 +224,7 @@ _LONGEST_MARK = 48
 _LEVEL = re.compile(r"ERROR|CRITICAL|WARN|INFO|Exception Group")
 _CLOCK = re.compile(r"\d")
 _LONG_MESSAGE = re.compile(r"nccl\w+: |Last error:|CUDA kernel errors|For debugging|Compile with|Device-side")
-"""Matches unindented further lines of NCCL and CUDA error messages."""
+"""Matches the unindented continuation lines of NCCL and CUDA error messages."""
 RANK_MARK = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d{1,5}: )")
 
 

@@ -40,15 +40,15 @@ log = logging.getLogger("stoker.advisor")
 _NUMBER = r"(?:(?<!\w)[+-])?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\w)\.\d+)(?:[eE][+-]?\d{1,3}(?!\w))?"
 _VALUE = re.compile(rf"(?<![\w:])(?P<clock>{CLOCK})(?![\w:])|(?P<number>{_NUMBER}|\b(?:nan|inf)\b)", re.IGNORECASE)
 _DRAWN = re.compile(r"[█▏▎▍▌▋▊▉━╸╺]+|([#=.\-_*])\1+>?|\s+")
-"""Matches progress bars and blanks, whose length differs between the lines of a format."""
+"""Matches progress bars and blanks. Their lengths differ between lines that have the same format."""
 _PADDED = re.compile(r" ?# ?")
 _UNIT = re.compile(r"\s?(us|µs|ms|secs?|seconds?|s|minutes?|mins?|hours?|hrs?|h)\b", re.IGNORECASE)
 _SCALE = re.compile(r"\s?([kKMG])(?![A-Za-z]{2})")
 
 
 class NumberInLine(NamedTuple):
-    """A number in a line. `seconds`: factor of its time unit. `scale`: factor of its suffix, for example 1,000
-    for `k`.
+    """A number in a line. `seconds`: length of its time unit in seconds. `scale`: factor of its suffix, for example
+    1,000 for `k`.
     """
 
     value: float
@@ -182,7 +182,7 @@ _DROP = "DELETE FROM formats WHERE at < (SELECT at FROM formats ORDER BY at DESC
 
 class LineFormats:
     """The formats that a session has learned. One thread reads while another learns. `path`: SQLite file with the
-    formats of earlier sessions. `rules`: reads lines that need no learned format.
+    formats of earlier sessions. `rules`: function that reads lines without learned formats.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class Counter(msgspec.Struct, frozen=True):
 
 class LineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """The metrics of one line. `time_s`: seconds per step, or since the start, depending on the program. `line_s`: time
-    of the line, from an unknown origin. `learned`: a learned format read the line.
+    of the line, from an unknown origin. `learned`: True if a learned format was needed to read the line.
     """
 
     counters: tuple[Counter, ...] = ()
@@ -246,7 +246,7 @@ def read_metrics(line: str) -> LineMetrics | None:
 
 
 class ProgressLine(msgspec.Struct, frozen=True):
-    """A line that may report progress. `text`: without its rank and time."""
+    """A line that may report progress. `text`: the line without its rank and time."""
 
     text: str
     rank: int | None
@@ -336,7 +336,7 @@ _STATED_AT_START = re.compile(
 
 
 def read_stated_totals(lines: Iterable[str]) -> dict[str, float]:
-    """Return the total steps and total epochs that the lines state first, by unit."""
+    """Return the first total steps and the first total epochs that the lines state, by unit."""
     found: dict[str, float] = {}
     for line in lines:
         for match in _STATED_AT_START.finditer(line[:4096]):

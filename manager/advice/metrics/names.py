@@ -188,7 +188,7 @@ def _parse_metric_value(text: str, pair: re.Match[str], metric: str) -> float | 
     start, end = pair.span("unit")
     unit = pair["key_unit"] or (text[start:end] if pair["unit"] else "")
     if not timed:
-        # The unit in `loss 3 s` shows that 3 is a time and no loss.
+        # The unit in `loss 3 s` shows that 3 is a time, not a loss.
         known = unit in ("", "k", "K", "M") and not pair["more"]
         return parse_number(pair["value"], unit) if known else None
     if pair["more"] or unit.lower() in ("h", "m"):

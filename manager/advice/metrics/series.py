@@ -33,12 +33,12 @@ def drop_outliers(values: Sequence[float]) -> list[float]:
 
 
 _JITTER_SHARE, _JITTER_POINTS = 0.1, 8
-"""A count that falls by at most 10 % and recovers within 8 points begins no new round. Several ranks that print the
-count without a rank label cause such falls.
+"""A count that falls by at most 10 % and recovers within 8 points does not begin a new round (such as an epoch).
+Several ranks that print the count without a rank label cause such falls.
 """
 _AS_GOOD_AS_DONE = 0.95
-"""Share of its total at which a count is complete. A program may start the next progress bar before it draws the end of
-this bar.
+"""A count is complete when it reaches this share of its total, because a program may start the next progress bar before
+it draws the end of this bar.
 """
 
 
@@ -117,7 +117,7 @@ def _find_starts_of_rounds(values: Sequence[float]) -> list[int]:
 
 
 def choose_progress_series(found: Sequence[CountSeries]) -> tuple[CountSeries, CountSeries | None] | None:
-    """Return the series that shows the progress, and the series of its rounds (such as epochs)."""
+    """Return the series that shows the progress, and the series that counts its rounds (such as epochs)."""
     counted = [each for each in found if each.unit != BYTE]
     trained = [each for each in counted if not each.evaluates] or counted
     with_total = [each for each in trained if each.newest.total is not None]
@@ -140,8 +140,8 @@ def choose_progress_series(found: Sequence[CountSeries]) -> tuple[CountSeries, C
 
 
 def _choose_innermost_series(fine: Sequence[CountSeries]) -> CountSeries:
-    """Return the latest series with a loss. Without losses, return the unfinished series that began first, because it
-    contains the others; else the latest series.
+    """Return the latest series with a loss. If no series has a loss, return the unfinished series that began first,
+    because it contains the others; if all are finished, the latest series.
     """
     among = [each for each in fine if each.has_loss] or fine
     running = [each for each in among if each.is_unfinished]
@@ -156,12 +156,12 @@ def _choose_innermost_series(fine: Sequence[CountSeries]) -> CountSeries:
 RATE_POINTS = 32
 """Number of newest points from which the rate is computed, because the rate changes over time."""
 _LEAST_ETA_S = 3.0
-"""Minimum printed remaining seconds that are used for the rate."""
+"""Printed remaining times below this many seconds are not used for the rate."""
 _LEAST_SPAN_S = 10.0
-"""Seconds that the times of the lines must span to be preferred to printed times of unknown meaning."""
+"""Minimum span of the line times in seconds at which they are preferred to printed times of unknown meaning."""
 _FARTHEST_RATE = 3.0
-"""A printed rate is ignored if it differs by more than this factor from the rate by line times: it counts something
-else, for example loaded data.
+"""A printed rate is ignored if it differs by more than this factor from the rate computed from the lines' times: it
+counts something else, for example loaded data.
 """
 _DAY_S = 86400.0
 
@@ -203,8 +203,8 @@ def _printed_rate(series: CountSeries, point: SeriesPoint) -> float | None:
 
 
 def _rates_between_points(points: Sequence[SeriesPoint], field: str) -> list[float]:
-    """Return the rates between each point and the point half the list later. This costs less than the methods of Siegel
-    and Theil.
+    """Return the rate between each point and the point that is half the list later. This costs less than the methods of
+    Siegel and Theil.
     """
     found: list[tuple[float, float]] = []
     for point in points:

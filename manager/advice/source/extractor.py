@@ -31,7 +31,7 @@ from stoker.manager.advice.source.scan import Scanner
 
 def normalise_source(node: ast.AST) -> str:
     """Return source code without comments, docstrings and annotations. Variables get short names (for example `v1`);
-    class fields keep theirs.
+    class fields keep their names.
     """
     tree = ast.parse(ast.unparse(node))
     nodes = list(ast.walk(tree))

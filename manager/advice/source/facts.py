@@ -160,7 +160,7 @@ _ARGUMENTS: dict[str, tuple[tuple[str, int, tuple[str, ...], float], ...]] = {
     **dict.fromkeys(("read_csv", "read_parquet", "read_json", "loadtxt", "genfromtxt", "load_from_disk"), (_DATA,)),
     **dict.fromkeys(("memmap", "numpy.load", "torch.load"), (_DATA,)),
 }
-"""By function, the arguments that contain facts: field, position, argument names, certainty."""
+"""By function, arguments that contain facts: the fact's field, argument position, argument names, certainty."""
 _NAMED_BY_CALL = {
     "torchvision.models.": ("model", 0.9), "keras.applications.": ("model", 0.9),
     "torchvision.datasets.": ("data", 0.85), "sklearn.datasets.": ("data", 0.85),

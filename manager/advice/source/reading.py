@@ -1,4 +1,4 @@
-"""Read a limited number of source and config files in the user's folders, and their values."""
+"""Read a limited number of source and config files in the user's folders, and extract the values in them."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def find_module_file(parts: Sequence[str], places: Iterable[Path]) -> Path | Non
 
 
 class SourceModule:
-    """A user's module. `unscanned_statements`: statements by the name that they bind. `star_imports`: modules that the
-    module imports with `from M import *`.
+    """A user's module. `unscanned_statements`: statements that are not scanned yet, by the name that they bind.
+    `star_imports`: modules that the module imports with `from M import *`.
     """
 
     def __init__(self, file: Path | None, shown: str, tree: ast.Module) -> None:
@@ -232,7 +232,7 @@ class KnownValue:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ImportedName:
-    """An imported name, such as `torch.float16`. The result of a call ends with `()`. `places`: folders that may
+    """An imported name, such as `torch.float16`. The name of a call's result ends with `()`. `places`: folders that may
     contain the module.
     """
 
@@ -320,7 +320,7 @@ def get_item(base: KnownValue | None, index: KnownValue | None) -> KnownValue | 
 
 
 def compute_call_result(site: CallSite) -> KnownValue | None:
-    """Return the result of a call of a known function, or None."""
+    """Return the result of a call if its function is known, else None."""
     values = [arg.value for arg in site.args if arg is not None and arg.is_constant]
     known = bool(values) and len(values) == len(site.args)
     match site.dotted:

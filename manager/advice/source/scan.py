@@ -208,7 +208,7 @@ class Scanner:
         return found
 
     def _find_user_module(self, name: ImportedName) -> tuple[Path | None, list[str]]:
-        """Split off the longest prefix that is a module of the user. Return its file and the rest."""
+        """Split a name after its longest prefix that is a user's module. Return the module's file and the rest."""
         parts = name.dotted.split(".")
         for count in range(len(parts), 0, -1):
             if file := find_module_file(parts[:count], name.places):

@@ -241,7 +241,7 @@ def family_runtimes_shortest_first(context: Context) -> tuple[Context, ...]:
         others[shorter.recipe.key] = shorter
         others.update(shorter.variants)
     others[context.recipe.key] = context
-    # If lengths are not declared, the runtime that lists the most others is the shortest.
+    # If lengths are not declared, the runtime with the most variants counts as the shortest.
     return tuple(sorted(others.values(), key=lambda x: (x.recipe.longest_input, -len(x.variants), x.recipe.key)))
 
 

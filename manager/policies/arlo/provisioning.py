@@ -28,7 +28,7 @@ class ScaleBlocksByLatency(Quiet):
     def __init__(self, base: Provisioning) -> None:
         self.base = base
         self._latency_shares: deque[tuple[float, list[float]]] = deque()
-        """Time of each round, and the latencies of its ended calls as shares of their objectives."""
+        """Time of each scheduling round, and latencies of its ended calls as shares of their latency objectives."""
         self._next_decision_at = 0.0  # Wait until latencies show the effect of the last decision
         self._next_release_check_at = 0.0
 

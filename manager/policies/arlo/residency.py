@@ -54,7 +54,7 @@ class AllocateRuntimes(LoadWhereWanted):
 
     period_s = _STEP_S
     lets_sleep = False
-    honours = frozenset()  # No limits of programs, because the allocation sets the number of libraries of each runtime
+    honours = frozenset()  # Limits of programs are ignored: the allocation sets each runtime's number of libraries
 
     def __init__(
         self, times: RuntimeTimes, arrivals: ArrivalCounts, *, period_s: float, out_of_service: float,

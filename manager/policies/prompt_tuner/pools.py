@@ -58,20 +58,20 @@ class PoolState:
         self.context = context
         self._learn = learn
         self.job_queue = JobQueue()
-        self.round_job_count = 0  # Number of queued jobs that are scheduled in rounds
+        self.round_job_count = 0  # Number of queued jobs that Algorithm 1 schedules
         self.default_calls: set[int] = set()  # Queued calls that the default policy schedules if no job is queued
         self.promises: dict[int, Promise] = {}
         self.held: dict[int, int] = {}  # By job: idle replicas that it holds until it has enough (only in an ablation)
         self.wanted: dict[int, int] = {}  # Replicas that each job needed while it could meet its deadline
         self.idle_since: dict[LibraryId, float] = {}
-        self.allot_due = self.walk_due = True  # True if calls or replicas changed since the last run of the algorithm
+        self.allot_due = self.walk_due = True  # True if calls or replicas changed since the algorithm last ran
         self.has_leftover_calls = False  # True if the last job has started, and calls in `default_calls` may still wait
         self.lacks_devices = False  # True if a job could meet its deadline, but gets no devices in time
         # Time since which a job has too few replicas to run, and the job's id. Among pools that lack replicas, the pool
         # with the smallest pair gets devices first.
         self.starvation_rank: tuple[float, int] = (math.inf, 0)
         self.last_round_at = -math.inf
-        self._rates: list[tuple[float, float]] = []  # By gang size, from 1: seconds per unit of work, fixed seconds
+        self._rates: list[tuple[float, float]] = []  # By gang size, from 1: seconds per unit of work, and fixed seconds
         self._times: dict[tuple[Features | None, int, int], tuple[float, ...]] = {}  # Predicted run times of new jobs
         self._is_monotone = True  # True if no run on 2 or more replicas gets slower with another replica
         self._known: tuple[object, ...] = ()  # Measurements that `_rates` were computed from
@@ -199,7 +199,7 @@ class PoolState:
         before_s = features.seconds_before_first_item(size) if features is not None else 0.0
         if type(holder) is Gang and holder.report is not None:
             at, done = holder.report
-            before_s = -paces.meet_s if size > 1 else 0.0  # do not count the connection of the ranks again
+            before_s = -paces.meet_s if size > 1 else 0.0  # do not count the ranks' connection time again
         left = paces.max_share_left(features, done / max(1, items), uses_ended_calls=self._learn)
         seconds = paces.max_seconds(size, amount_of_work(features) * left)
         return at + before_s + seconds if seconds is not None else math.inf
@@ -372,7 +372,7 @@ class AllotInRounds(HottestFirst):
         self.states.update(view, changes)
         plan: list[Action] = []
         for state in self.states.pools.values():
-            if state.has_leftover_calls and not state.is_active:  # otherwise rounds schedule all its calls
+            if state.has_leftover_calls and not state.is_active:  # Algorithm 1 starts all calls of active pools
                 plan += _send_calls_outside_rounds(state)
             state.has_leftover_calls = False
             if state.is_active and (state.allot_due or view.now >= state.last_round_at + REFRESH_S):
@@ -458,7 +458,7 @@ def _hold_idle_replicas(state: PoolState, *, idle: int, now: float) -> None:
     line = [id for kind, id in waits if kind == HOPEFUL or (kind == LATE and id in state.held)]
     state.wanted = {id: state.job_queue.needed_replicas(id) or state.wanted[id] for id in line}
     before, state.held = state.held, {}
-    for wants in (before, state.wanted):  # no job takes a replica that another job already holds
+    for wants in (before, state.wanted):  # no job gets a replica that another job already holds
         for id in line:
             has = state.held.get(id, 0)
             more = min(free, min(wants.get(id, 0), state.wanted[id]) - has)

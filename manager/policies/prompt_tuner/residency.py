@@ -119,7 +119,7 @@ def explain_drop(view: View, fate: PlannedJob) -> str:
 
 WINDOW_S = 60.0  # §6.3
 
-JOBS_PER_ROUND = 128  # Maximum jobs that a round plans; the next rounds plan the other jobs
+JOBS_PER_ROUND = 128  # Maximum jobs that a scheduling round plans; later rounds plan the other jobs
 
 
 class WarmPools(Quiet):
@@ -132,7 +132,7 @@ class WarmPools(Quiet):
     ) -> None:
         self.states = states
         self.default = LoadWhereWanted(keeper=self, provisioning=provisioning)
-        """Decides for contexts without a pool, and about how contexts are loaded."""
+        """Policy that decides about contexts without a pool, and how contexts are loaded."""
         self.window_s = window_s
         self.reuse = reuse
         self.early = early
@@ -147,7 +147,7 @@ class WarmPools(Quiet):
         return self.default.provisioning
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return the default plan. If rounds schedule the context, return only unloads or a failure."""
+        """Return the default plan. If Algorithms 1 and 2 schedule the context, return only unloads or a failure."""
         state, head = self.states.pool_of(context), context.queue.head()
         ask_again = seams.Timer(view.now + self.default.ask_again_s, context.recipe.key)
         if hopeless := self.default.hopeless_gangs(view, context):
@@ -155,7 +155,7 @@ class WarmPools(Quiet):
         if state is None or not state.is_active:
             if head is None or not is_decided_in_rounds(head):
                 return self.default.wanted(view, context)
-            return (ask_again,)  # the next round creates the pool of the context
+            return (ask_again,)  # the next scheduling step creates the context's pool
         state.walk_due = True
         plan: list[Action] = [ask_again]
         alive = any(

@@ -290,7 +290,7 @@ def _start_late_jobs(line: JobQueue, pool: Pool, given: dict[int, int], *, idle:
 
 
 class ColdPool(Protocol):
-    def count_loadable(self, model: str, *, most: int) -> int: ...  # At most `most` replicas that cold devices can load
+    def count_loadable(self, model: str, *, most: int) -> int: ...  # How many replicas, up to `most`, fit cold devices
 
     def reserve_devices(self, model: str, count: int, *, job: int) -> None: ...
 
@@ -326,7 +326,7 @@ class DevicePlanner:
         self._served = {promise.job: promise for pool in pools.values() for promise in pool.promised}
 
     def plan_next_jobs(self, lines: Mapping[str, JobQueue], cold: ColdPool, *, most_jobs: int) -> list[PlannedJob]:
-        """Decide about the next `most_jobs` jobs. `is_unfinished` is False after the last job."""
+        """Decide about the next `most_jobs` jobs. After the last job, set `is_unfinished` to False."""
         fates: list[PlannedJob] = []
         known = ((model, line) for model, line in lines.items() if line and model in self._pools)
         remaining = heapq.merge(*(zip(line.iter_keys_after(self._at), repeat(model)) for model, line in known))
@@ -350,7 +350,7 @@ class DevicePlanner:
         idle = bisect_right(free, now)
         free[:0] = [now] * held
         found = self._plan_waiting_job(model, job, cold)
-        del free[: max(0, bisect_right(free, now) - idle)]  # unused held replicas stay reserved for the job
+        del free[: max(0, bisect_right(free, now) - idle)]  # other jobs must not use the held replicas that are left
         return found
 
     def _plan_waiting_job(self, model: str, job: PoolJob, cold: ColdPool) -> PlannedJob:

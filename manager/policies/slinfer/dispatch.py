@@ -69,7 +69,7 @@ class OfferByHeadroom(HottestFirst):
         self._consolidates = consolidates
         self._drops = drops
         self._offered: dict[int, Send] = {}
-        self._refused: dict[int, dict[LibraryId, _Refusal]] = {}  # By call: refusals since it was last planned anew
+        self._refused: dict[int, dict[LibraryId, _Refusal]] = {}  # By call: refusals since the call was last planned
         self._refusal_reasons: dict[int, str] = {}  # By call: reason of the last refusal
         self._expected: dict[LibraryId, dict[int, Call]] = {}  # Waiting calls that each loading instance will serve
         self._advice_requested: set[str] = set()  # Contexts for which the policy has requested step times
@@ -85,7 +85,7 @@ class OfferByHeadroom(HottestFirst):
             return seams.FailCall(call.id, Failure(FailureKind.NO_DEVICE, _NO_GANGS))
         if context.recipe.key not in self._advice_requested:
             self._advice_requested.add(context.recipe.key)
-            return (seams.Ask(RecipeKey(context.recipe.key)),)  # place the call after the answer
+            return (seams.Ask(RecipeKey(context.recipe.key)),)  # place the call when the answer comes
         last = self._offered.pop(call.id, None)
         if last is None:
             return self._plan(view, call)
@@ -94,7 +94,7 @@ class OfferByHeadroom(HottestFirst):
         refused[last.library] = _Refusal()
         if library is not None:
             self._refusal_reasons[call.id] = library.refusal
-        if library is not None and not again and library.admits(call):  # offer the call again with more memory, once
+        if library is not None and not again and library.admits(call):  # offer the call once more, with more memory
             refused[last.library] = _Refusal(library.required_bytes, library.over_s)
             grows = self._sizes.bytes_to_grow(library, library.required_bytes) if library.required_bytes else None
             if grows:
@@ -241,7 +241,7 @@ class OfferByHeadroom(HottestFirst):
 
 
 def _seconds_until_request_ends(view: View, call: Call) -> float:
-    """Return the seconds until a request of the context ends, or of any context if this context has no instance."""
+    """Return the seconds until a running request of the context ends; of any context if this one has no instance."""
     wanted_s = ttft_objective_s(call)
     known = (x for x in view.libraries.values() if has_known_token_memory(x.context))
     others = placement.list_ready_instances(call.group.context) or islice(known, _MOST_EXAMINED_INSTANCES)
@@ -309,7 +309,7 @@ class DelayedResize(LoadWhereWanted):
                 yield from self._placement.start_minimum_instance(view, context)
 
     def _grow_or_evict(self, view: View, library: Library) -> tuple[Action, ...]:
-        """Grow an instance whose cache will be too small, or else evict a call that waits and can run elsewhere."""
+        """Grow an instance whose cache will be too small, or else evict a waiting call that can run elsewhere."""
         batch, at = library.batch, library.batch_at
         if (
             batch is None

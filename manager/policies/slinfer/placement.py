@@ -39,8 +39,8 @@ _CUT_S = 3.0  # Seconds after which libraries of a disconnected pilot no longer 
 
 
 class CacheSizes:
-    """Computes sizes of instances in bytes. Methods that return a reservation return 0 if the present one is enough,
-    and None if the needed size does not fit.
+    """Computes sizes of instances in bytes. A method that returns a reservation returns 0 if the present reservation is
+    enough, and None if the needed size does not fit.
     """
 
     def __init__(self, *, watermark: float) -> None:
@@ -228,7 +228,7 @@ class InstancePlacement:
         return []
 
     def _wake(self, view: View, call: Call) -> list[Action]:
-        """Wake the last used sleeper that will serve a call in time. Other idle libraries make room."""
+        """Wake the last used sleeping library that serves a call in time. Stop other idle libraries to free memory."""
         context, soon_s = call.group.context, seconds_until_prompt_due(view, call)
         for sleeper in wakeable_libraries(view, context):
             [device], needed = sleeper.devices, extra_bytes_to_wake(sleeper)
@@ -320,7 +320,7 @@ class InstancePlacement:
         grows = self._sizes.added_bytes_for_calls(context, device, calls, promised)
         if grows is None:
             return False
-        is_full = library is not None and context.loads and len(calls) > library.slots  # slots: known after a load
+        is_full = library is not None and context.loads and len(calls) > library.slots  # `slots` is known after a load
         if is_full or grows > shadow.room_bytes(device, except_for=context):
             return False
         if self._compute.is_prefill_too_slow(device, call, left_s=soon_s):

@@ -74,7 +74,7 @@ class Shadow:
     def __init__(self, leaving: Iterable[LibraryId] = ()) -> None:
         self.leaving = frozenset(leaving)
         self.moved: dict[Device, dict[Context, list[tuple[Call, UnreadPrompt]]]] = {}
-        self.grown_bytes: dict[Device, dict[Context, int]] = {}  # Bytes by which instances with moved calls grow
+        self.grown_bytes: dict[Device, dict[Context, int]] = {}  # Bytes that instances gain from moved calls
 
     def copy_without_library(self, library: LibraryId) -> Shadow:
         other = Shadow(self.leaving | {library})
@@ -181,7 +181,7 @@ class ComputeOutlook:
             if library.context is context:
                 to = library.id
             elif found is not None and not more and library.state is LibraryState.LOADING:
-                found = replace(found, rows=1, length=1.0)  # assume one request, which arrives after the load
+                found = replace(found, rows=1, length=1.0)  # assume one request that arrives after the load
             if found is not None:
                 engines.append(_add_prompts(found, more))
         for number, (other, prompts) in enumerate(joined.items()):
@@ -236,7 +236,7 @@ class ComputeOutlook:
 
 
 def _estimate_generated_tokens(call: Call, cost: StepSeconds, *, cycle_s: float, now: float) -> int:
-    """Return how many tokens a held call has probably generated (O of eq. 1); 0 while its prompt is read."""
+    """Return how many tokens a call in an instance has probably generated (O of eq. 1); 0 while its prompt is read."""
     tokens = count_prompt_tokens(call)
     decodes_s = now - call.sent_at - STEP_TIME_MARGIN * cost.prefill_s(tokens, tokens / 2)
     return 1 + int(decodes_s / cycle_s) if decodes_s >= 0 and cycle_s else 0

@@ -88,7 +88,7 @@ class LossReason(enum.Enum):
 
     @property
     def is_unspecific(self) -> bool:
-        """True if the reason is vague. The end of the walltime is then a better reason, if the walltime was over."""
+        """True if the reason is vague. If the walltime had ended, the end of the walltime is then a better reason."""
         return self in (LossReason.SIGNALLED, LossReason.UNEXPLAINED)
 
 

@@ -1,5 +1,5 @@
-"""Check the numbers in messages. The decoder checks only types, but a number out of range (NaN) would damage the
-manager's state. Users choose the numbers in progress reports, so the manager drops an invalid report.
+"""Check the numbers in messages. The decoder checks only types, but a number out of range, such as NaN, would damage
+the manager's state. The numbers in progress reports come from users' code, so the manager drops an invalid report.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stoker.protocol.calls import PIECE_BYTES, WINDOW_PIECES, CallOptions, CallS
 from stoker.units import MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER, MOST_S
 
 MOST_DEFINED_BYTES = 32_000_000
-"""Maximum bytes of a function or recipe, to fit into one frame (at most 64 MB)."""
+"""Maximum bytes of a function or recipe, so that it fits into one frame (at most 64 MB)."""
 
 Bounds = tuple[float, float]
 Check = Callable[[Any], str]
@@ -32,8 +32,8 @@ def describe_invalid_message(message: say.FromClient | say.FromPilot) -> str:
 
 
 def _make_range_check(names: str, **bounds: Bounds) -> Check:
-    """Return a function that checks fields. `bounds` gives the valid range of a field; otherwise the suffix of its name
-    decides (`_s`, `_bytes`, or none of them).
+    """Return a function that checks the fields `names`. `bounds`: valid range of a field. For other fields, the end of
+    the name (`_s`, `_bytes`, or neither) decides the valid range.
     """
 
     def bounds_of(name: str) -> Bounds:
@@ -114,7 +114,7 @@ def describe_invalid_calls(specs: Iterable[CallSpec]) -> str:
 
 
 def _are_features_valid(features: Features) -> bool:
-    """True if `_check_features` finds no fault. Must be fast: a client may submit a million calls."""
+    """True if `_check_features` finds no fault. The check must be fast: a client may submit a million calls."""
     most = MOST_NUMBER
     return (
         0 <= features.items <= most

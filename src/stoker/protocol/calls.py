@@ -19,7 +19,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 Payload = bytes | ObjectRef
-"""Pickled bytes. Only a library or the client may unpickle them. For a large payload, an `ObjectRef` to the bytes."""
+"""Pickled bytes, or an `ObjectRef` to these bytes if there are many. Only a library or the client may unpickle them."""
 
 INLINE_LIMIT_BYTES = 1_000_000
 
@@ -105,7 +105,7 @@ class RefusalCase(enum.Enum):
     OTHERS = "other-requests"
     """A token of another request would be late."""
     DECODE_ROUND = "decode-round"
-    """One decode step of all engines on the device would exceed the time per output token."""
+    """One decode step of every engine on the device would together take longer than the TPOT objective."""
     MEMORY = "memory"
     """The call's KV cache does not fit into device memory."""
     ENDS = "library-ends"
@@ -223,7 +223,7 @@ class ListedState(enum.Enum):
     """A library has received the call. The call runs, or waits until the library has run earlier calls."""
     WAITING = "waiting"
     FAILED = "failed"
-    """The call ended without a result, except by cancellation."""
+    """The call ended without a result and was not cancelled."""
 
 
 class ListedCall(msgspec.Struct, frozen=True):

@@ -23,9 +23,9 @@ from stoker.units import show_about
 
 WINDOW_S = 30.0
 _MIN_WINDOW_GAPS = 5.0
-"""Minimum length of the window, as a multiple of the longest gap."""
+"""Minimum window of the rate, as a multiple of the longest gap between bursts."""
 _BURST_S, _BURST_GAP_SHARE = 1.0, 0.25
-"""A burst contains all results that arrive within 1 s, or within 0.25 of the longest gap, of its first result."""
+"""A burst lasts 1 s from its first result, or 0.25 of the longest gap between bursts if this is longer."""
 _RATE_TIME_CONSTANT_S = 10.0
 _MAX_LOG_STEP_PER_S, _MAX_LOG_STEP_PER_BURST = math.log(1.4) / 10.0, math.log(1.35)
 """Limits on the change of the rate's logarithm: per second, and per burst."""
@@ -47,14 +47,14 @@ class _Burst:
 class WorkPace:
     def __init__(self, now: float) -> None:
         self._bursts: deque[_Burst] = deque([_Burst(now, 0.0)])
-        """Bursts, oldest first. The count of the first is ignored."""
+        """Bursts, oldest first. The count of the first burst is ignored."""
         self._rate = 0.0
         """Results per second at the last complete burst (0.0: not measured yet)."""
         self._first_at: float | None = None
         self._rated_at = now
         self._longest_s = 0.0
         self._last_time_left: tuple[float, float, float] | None = None
-        """The last answer of `left_s`: its time, the remaining work, and the remaining seconds."""
+        """The last result of `left_s`: when it was returned, the remaining work, and the remaining seconds."""
 
     def record_wait(self, now: float) -> None:
         """Record that the work has not started yet. No effect after the first result."""
@@ -98,7 +98,7 @@ class WorkPace:
         return self._smooth_seconds_left(rest, max(0.0, rest / self.per_second(now) - begun_s), now)
 
     def _smooth_seconds_left(self, rest: float, left_s: float, now: float) -> float:
-        """Limit the change of `left_s` since the last answer, unless the work has grown."""
+        """Limit the change of `left_s` since the last answer, unless the remaining work has grown."""
         if self._last_time_left is not None and rest <= self._last_time_left[1]:
             at, _, before_s = self._last_time_left
             passed_s = max(0.0, now - at)
@@ -170,7 +170,7 @@ def format_time_left(seconds: float | None) -> str:
 RECENT_S = 30.0
 
 Counts = deque[list[int]]
-"""Counts per second as [second, count] pairs, oldest first."""
+"""The count of each second as a [second, count] pair, oldest first."""
 
 
 def add_recent_count(counts: Counts, count: int, *, now: float) -> None:

@@ -236,15 +236,15 @@ def find_session(name: str = "") -> SessionFolder:
 
 
 LONGEST_TEXT = 1_000_000
-"""Maximum characters of a source text for the advisor."""
+"""Maximum characters of a source text that the advisor reads."""
 
 Plain = str | int | float | bool | None
 
 
 class ProgramSource(msgspec.Struct, frozen=True):
     """The source of a function or a loader, for the advisor. `text`: digest of the source text. `file`: source file
-    (empty for a notebook or a prompt). `folder`: the program's folder of readable modules. `arguments`: arguments of
-    the loader.
+    (empty for a notebook or an interactive prompt). `folder`: the program's folder, whose modules the advisor may read.
+    `arguments`: arguments of the loader.
     """
 
     text: str
@@ -275,7 +275,7 @@ def read_program_source(sources: Path, key: str) -> tuple[ProgramSource, str] | 
 
 WRITTEN_EVERY_S = 2.0
 SILENT_AFTER_S = 15.0
-"""Seconds after which a gateway without a newer note counts as killed."""
+"""Seconds since its last note after which a gateway counts as killed."""
 
 
 class ServedModelFigures(msgspec.Struct, frozen=True):

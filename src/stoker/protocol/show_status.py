@@ -37,7 +37,7 @@ READ_JOB = "read the job output in the session folder's submit/"
 
 
 def describe_blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
-    """Return a text per phase: `3 queued (Priority; the first in about 11 min)`."""
+    """Return a text for each job phase: `3 queued (Priority; the first in about 11 min)`."""
     texts = []
     leaving = [job for job in jobs if job.leaving and not job.pilots and not job.probes]
     jobs = [job for job in jobs if not job.leaving and not job.probes]
@@ -329,7 +329,7 @@ def format_forecast(status: SessionFacts) -> str:
 
 
 def _explain_wait(context: ContextStatus, *, with_forecast: bool) -> str:
-    """Return why calls of a context wait. `with_forecast`: add when they will be done."""
+    """Return why calls of a context wait. `with_forecast`: True to add when these calls will be done."""
     done = f"; done in about {show_about(context.left_s)}" if with_forecast and context.left_s and context.hot else ""
     which = "calls without a context" if context.key == BARE.key else f"calls of {context.title}"
     return f"{which} wait: {context.waits_for}{done}"

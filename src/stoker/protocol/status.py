@@ -11,8 +11,8 @@ from stoker.protocol.calls import FailureGroup, ListedCall
 
 
 class LibraryStatus(msgspec.Struct, frozen=True):
-    """A library. `state`: value of a LibraryState. Sizes in bytes are measured. `loading_s`, `line`: seconds since a
-    load began, and its last output line. `batch`: last report of the library's inference engine.
+    """A library. `state`: value of a LibraryState. Sizes in bytes are measured. `loading_s`: seconds since a load
+    began. `line`: last output line of this load. `batch`: last report of the library's inference engine.
     """
 
     library: int
@@ -153,11 +153,11 @@ JOURNAL = "journal"
 class SessionFacts(msgspec.Struct, frozen=True):
     """The state of the whole session. Rates are calls per second over the last 30 s. `left_s`: seconds from the start
     of the first pilot until all open calls are done (0: unknown). `pilot_in_s`: seconds until the expected start of a
-    pilot. `emptied_blocks`: blocks of programs that have lost all their pilots. `gone_pilots`: ended pilots, including
-    `lost_pilots`. `losses`: number of lost pilots by reason. `jobs`: blocks that have not ended. `ended_blocks`: number
-    of ended blocks by kind of end. `trouble`: faults of batch systems, of connections between pilots (key `peers`), and
-    of the journal (key `journal`). Journal faults delay calls and results. `longest`: running calls that have run
-    longest. `slowest`: successful calls that ran longest.
+    pilot. `emptied_blocks`: blocks that programs started and that have lost all their pilots. `gone_pilots`: ended
+    pilots, including `lost_pilots`. `losses`: number of lost pilots by reason. `jobs`: blocks that have not ended.
+    `ended_blocks`: number of ended blocks by kind of end. `trouble`: faults of batch systems, of connections between
+    pilots (key `peers`), and of the journal (key `journal`). Journal faults delay calls and results. `longest`: running
+    calls that have run longest. `slowest`: successful calls that ran longest.
     """
 
     session: str

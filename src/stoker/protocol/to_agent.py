@@ -53,8 +53,8 @@ class Reports(Message, frozen=True, tag="reports"):
 
 
 class Yielded(Message, frozen=True, tag="yielded", gc=False):
-    """Pickled pieces of the result of a running call. Each `run` numbers its pieces from 0. `waits`: True if the call
-    waits until all pieces are acknowledged.
+    """Pickled pieces of the result of a running call. Pieces of each run of the call (`run`) are numbered from 0.
+    `waits`: True if the call waits until all pieces are acknowledged.
     """
 
     call: CallId

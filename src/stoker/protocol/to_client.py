@@ -99,8 +99,8 @@ class Story(StoryFacts, frozen=True, tag="story"):
 
 
 class Calls(Message, frozen=True, tag="calls"):
-    """The calls that have run longest, wait next, or failed last. `running`, `waiting`, `failed`: total numbers in
-    these states. `groups`: all failures by kind.
+    """The calls that have run longest, that run next, and that failed last. `running`, `waiting`, `failed`: total
+    numbers in these states. `groups`: all failures by kind.
     """
 
     session: str

@@ -26,9 +26,9 @@ from stoker.protocol.ids import BlockId, CallId, DeviceId, FunctionKey, LibraryI
 
 
 class ClientHello(Message, frozen=True, tag="client-hello"):
-    """A client joins or reconnects. `observer`: True if the client submits no calls. `factory`: True if it submits and
-    cancels blocks. `received`: number of received results. `acknowledged`: the client's last frame that the manager
-    acknowledged. `number`: the client's number from an earlier welcome, or -1.
+    """A client joins or reconnects. `observer`: True if the client submits no calls. `factory`: True if the client
+    submits and cancels blocks. `received`: number of results that the client has received. `acknowledged`: number of
+    the client's last frame that the manager acknowledged. `number`: the client's number from an earlier welcome, or -1.
     """
 
     protocol: int
@@ -134,7 +134,7 @@ class AskCalls(Message, frozen=True, tag="ask-calls"):
 
 
 class ParslBlockStates(Message, frozen=True, tag="want-pilots"):
-    """The states of the blocks of a client's Parsl provider. `ended`: blocks whose pilots never reconnect.
+    """The states of the blocks of a client's Parsl provider. `ended`: ended blocks, whose pilots will not reconnect.
     `most_pilots`: maximum number of pilots (0: no maximum).
     """
 
@@ -316,8 +316,8 @@ class LibraryAwake(Message, frozen=True, tag="awake"):
 
 class LibraryGone(Message, frozen=True, tag="library-gone"):
     """A library and its calls are gone: the library has retired, stopped, failed to load, or died. `failure`: None if
-    the manager ordered the end. `loading`: True if the library was never ready. `cache_lacks_bytes`: bytes that other
-    libraries would have to free in the pilot's cache.
+    the manager ordered the end. `loading`: True if the library was never ready. `cache_lacks_bytes`: bytes in the
+    pilot's cache that other libraries must release before this library can start.
     """
 
     library: LibraryId
@@ -427,7 +427,7 @@ class WantObjects(Message, frozen=True, tag="want-objects"):
 
 
 class ObjectArrival(msgspec.Struct, frozen=True):
-    """An object that a pilot has cached, with its bytes from the origin and from other pilots."""
+    """An object that a pilot has cached, with the number of bytes read from the origin and from other pilots."""
 
     name: str
     size_bytes: int

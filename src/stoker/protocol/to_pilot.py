@@ -80,9 +80,9 @@ class FunctionBlob(msgspec.Struct, frozen=True):
 
 class RunCalls(Message, frozen=True, tag="run", gc=False):
     """Calls of one function for one library, in order. `offer`: True if the library may refuse. `reserve_bytes`: new
-    memory reservation of the library, for an offered call. `waited_s`: seconds that an offered call has waited, without
-    the load of its library. The call's token deadlines are earlier by this time. `preempts`: libraries on the same
-    devices that end if the pilot accepts.
+    memory reservation of the library, for an offered call. `waited_s`: seconds that an offered call has waited, minus
+    the load time of its library. The call's token deadlines are earlier by this time. `preempts`: libraries that end on
+    the same devices if the pilot accepts.
     """
 
     library: LibraryId

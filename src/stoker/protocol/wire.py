@@ -120,7 +120,7 @@ class Outbox:
         return [frame for _, frame in self._unacked]
 
     def take_unacknowledged_frames(self) -> list[bytes]:
-        """Remove and return the unacknowledged frames. New frames get the same numbers."""
+        """Remove and return the unacknowledged frames. The next new frames reuse their numbers."""
         frames = self.unacknowledged_frames()
         self._unacked.clear()
         self.sequence = self.acknowledged

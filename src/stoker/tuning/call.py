@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LONGEST_LOOKUP_S = 6 * 3600.0
-"""Maximum seconds that other ranks wait while rank 0 finds the initial prompt; it may have to build the bank."""
+"""Maximum seconds that other ranks wait while rank 0 finds the initial prompt, and perhaps first builds the bank."""
 
 
 def choose_initial_prompt(

@@ -69,7 +69,7 @@ def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) 
     alone = _tokenize(tokenizer, [sample.target for sample in samples])
     rows = []
     for sample, source, whole, target in zip(samples, of_sources, together, alone, strict=True):
-        # Take the target's tokens from the joint text, unless the target changes the last token of the source.
+        # Take the target's tokens from the joined text, unless joining changes the source's tokens.
         tail = whole[len(source) :] if whole[: len(source)] == source else target
         rows.append(EncodedSample(source=source, target=(tail or target) + ends, text=sample.target))
     return rows

@@ -112,10 +112,10 @@ def connect_ranks(
     listener: socket.socket | None = None,
     key: bytes = b"",
 ) -> Iterator[Exchange]:
-    """Connect the ranks of a gang while the block runs. `rendezvous`: `host:port` of rank 0. `job`: digest of the job,
-    equal on all ranks. `device`: PyTorch's name of the device. `limit_s`: maximum seconds to wait for other ranks.
-    `listener`: socket of rank 0, closed at the end. `key`: secret that all ranks share. Raises ConfigError for an
-    invalid rank or address, ExchangeError if other ranks do not join or have another job.
+    """Connect the ranks of a gang while the `with` block runs. `rendezvous`: `host:port` of rank 0. `job`: digest of
+    the job, equal on all ranks. `device`: PyTorch's name of the device. `limit_s`: maximum seconds to wait for other
+    ranks. `listener`: socket of rank 0, closed at the end. `key`: secret that all ranks share. Raises ConfigError for
+    an invalid rank or address, ExchangeError if other ranks do not join or have another job.
     """
     if not 0 <= rank < size:
         raise ConfigError(f"rank {rank} of {size}: ranks count from 0 and are less than the size")
@@ -147,7 +147,7 @@ def connect_ranks(
     exchange = Exchange(rank=rank, size=size, where=rendezvous, store=met, group=group)
     try:
         yield exchange
-        # Only without an error: after a rank was lost, `finish` would wait for it again.
+        # Skip this after an error: if a rank was lost, `finish` would wait for that rank again.
         exchange.finish()
     finally:
         exchange.close()

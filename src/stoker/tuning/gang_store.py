@@ -72,8 +72,8 @@ class StoredValues:
 
 
 class RankStore(distributed.Store):  # type: ignore[misc]  # torch is untyped for mypy
-    """The `torch.distributed.Store` of one rank. `ask`: function that has rank 0 carry out an operation. Methods that
-    wait for values raise StoreError after `limit_s` seconds.
+    """The `torch.distributed.Store` of one rank. `ask`: function that asks rank 0 to carry out an operation. Methods
+    that wait for values raise StoreError after `limit_s` seconds.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ class IterationPace:
         self.evaluations_s: deque[float] = deque(maxlen=_KEPT_MEASUREMENTS)
 
     def left_s(self, iterations: int) -> float | None:
-        """Return an upper bound of the seconds for `iterations`; None without measurements."""
+        """Return an upper bound on the seconds for `iterations` more iterations; None without measurements."""
         if not self.iterations_s:
             return None
         evaluations = math.ceil(iterations / self._evaluate_every)

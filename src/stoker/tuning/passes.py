@@ -71,7 +71,7 @@ class SoftPrompt:
 
 @contextlib.contextmanager
 def attach_soft_prompt(model: Any, vectors: torch.Tensor) -> Iterator[SoftPrompt]:
-    """Add a soft prompt to the model while the block runs, then restore the model."""
+    """Add a soft prompt to the model while the `with` block runs, then restore the model."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     was_training = model.training
     slices = getattr(model.config, "pretraining_tp", None)

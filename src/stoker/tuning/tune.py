@@ -144,7 +144,7 @@ class TuningProgress(msgspec.Struct, frozen=True):
 
 
 Report = Callable[[TuningProgress], None]
-"""Receives the progress, and may raise `Evicted`."""
+"""Callback for the progress, which may raise `Evicted`."""
 
 
 def tune(

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Reader = Callable[[Sequence[str]], Array]
-"""Returns raw features `[texts, width]` of texts."""
+"""Function from texts to raw features `[texts, width]`."""
 ReportProgress = Callable[[int, int], None]
-"""Receives the number of prompts whose features are computed, and the number of all prompts."""
+"""Callback that receives the number of prompts whose features are computed, and the number of all prompts."""
 
 PROMPTS_PER_BATCH = 64
 """Prompts per batch of features. Each batch is stored, so a killed build loses at most one batch."""
@@ -89,7 +89,7 @@ class StoredFeatures:
         if features.ndim != 2 or len(features) != len(candidates):
             raise ValueError(f"the reader returned features of shape {features.shape} for {len(candidates)} texts")
         batch = _FeatureBatch(self._model, READING, list(zip(candidates, map(encode_vector, features), strict=True)))
-        path = self._folder / f"{time.time_ns():020d}-{secrets.token_hex(4)}"  # sorted by time: a later file wins
+        path = self._folder / f"{time.time_ns():020d}-{secrets.token_hex(4)}"  # named by time: a later file wins
         write_record(path, batch)
         self._add_batch(path, batch)
 

@@ -99,7 +99,7 @@ def _improve_medoids_by_swaps(distances: Array, medoids: list[int]) -> Indices:
         if point not in own:
             to = distances[point]
             gained = to < near
-            # The change that every swap with this point shares.
+            # The cost change that is the same for each removed medoid.
             alone = float(np.sum(to - near, where=gained, dtype=np.float64))
             # If the medoid of a point is removed, the point joins the nearer of its second medoid and the new medoid.
             moves = np.where(gained, 0.0, np.minimum(to, second) - near)
@@ -132,7 +132,7 @@ class FeatureScale(msgspec.Struct, frozen=True):
     spread: Array
 
     def scale_to_unit(self, features: Array) -> Array:
-        """Centre and divide raw features `[n, width]`, then scale rows to length 1. A row at the centre becomes 0."""
+        """Standardize raw features `[n, width]`, then scale rows to length 1. A row equal to the mean becomes 0."""
         scaled = (features - self.centre) / self.spread
         lengths = np.linalg.norm(scaled, axis=1, keepdims=True)
         units: Array = np.divide(scaled, lengths, out=np.zeros_like(scaled), where=lengths > 1e-12).astype(np.float32)
@@ -140,7 +140,7 @@ class FeatureScale(msgspec.Struct, frozen=True):
 
 
 def compute_feature_scale(features: Array) -> FeatureScale:
-    """Return the scale of raw features `[n, width]`. A constant dimension has divisor 1."""
+    """Return the scale of raw features `[n, width]`. A constant dimension has `spread` 1."""
     spread = features.std(axis=0)
     spread = np.where(spread > 1e-12, spread, 1.0)
     return FeatureScale(centre=features.mean(axis=0).astype(np.float32), spread=spread.astype(np.float32))
@@ -155,7 +155,7 @@ LARGEST_GROUP = 32
 
 
 class CandidateGroup(msgspec.Struct, frozen=True):
-    """A representative, and the other members, nearest to the representative first."""
+    """A group: its representative, then the other members, nearest to the representative first."""
 
     members: tuple[Key, ...]
 
@@ -169,7 +169,7 @@ class InsertionOutcome(enum.Enum):
     UPDATED = "updated"
     """The bank has this prompt already. Its record was replaced."""
     REFUSED = "refused"
-    """The bank is full, and the new prompt is the one that it would remove."""
+    """The bank is full, and would have to remove the new prompt itself."""
 
 
 class Insertion(msgspec.Struct, frozen=True):

@@ -22,10 +22,10 @@ from stoker.tuning.bank.candidates import Candidate, Key
 from stoker.tuning.bank.layers import CandidateGroup, Layers
 
 Score = Callable[[Sequence[str]], Sequence[float]]
-"""Returns the loss of each prompt for the task; `nan` if a prompt cannot be scored."""
+"""Function that returns the loss of each prompt for the task; `nan` if a prompt cannot be scored."""
 
 LIMIT_DIVISOR = 12
-"""By default, a lookup in a large bank scores the number of prompts in the bank divided by this number."""
+"""Number of prompts in a large bank for each prompt that a lookup scores by default."""
 
 
 class LookupResult(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ from stoker.tuning.encoding import MOST_TOKENS
 from stoker.whole_files import write_whole
 
 READING = f"mean last hidden state, first {MOST_TOKENS} tokens"
-"""Describes how features are computed (`build.reader`). A bank whose features were computed otherwise is refused."""
+"""Description of the computation of features (`build.reader`). A bank with another description is refused."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -144,15 +144,15 @@ class BankStore:
 
 
 def open_bank(folder: Path, *, model: str) -> BankStore:
-    """Open a bank. Raises StokerError if the bank is missing or damaged (facts `missing`, `damaged`), or has another
-    model or `READING`.
+    """Open a bank. Raises StokerError if the bank is missing or damaged (facts `missing`, `damaged`), or was built with
+    another model or `READING`.
     """
     return BankStore(folder, model=model).refresh()
 
 
 @contextlib.contextmanager
 def hold_bank_lock(folder: Path) -> Iterator[None]:
-    """Hold the folder's write lock while the block runs. Raises StokerError if the folder is not writable."""
+    """Hold the folder's write lock while the `with` block runs. Raises StokerError if the folder is not writable."""
     try:
         file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
