@@ -123,6 +123,15 @@ class GatewayBatches:
             followed.retry_now.set()
         return batch
 
+    def remove_file(self, id: str, *, owner: str) -> None:
+        """Delete a file that no open batch reads. Raises RequestRefused."""
+        self.files.get_file(id, owner=owner)
+        for batch in self._read_all_batches():
+            if batch.input_file_id == id and batch.status in _OPEN:
+                said = f"file {id} cannot be deleted: batch {batch.id} reads it; cancel the batch first"
+                raise RequestRefused(said, param="id", code="file_in_use", status=409)
+        self.files.remove_file(id, owner=owner)
+
     def remove_old_batches(self, now: float) -> None:
         needed = set()
         for batch in self._read_all_batches():

@@ -96,7 +96,7 @@ def build_batch_routes(
 
     async def delete_file(request: Request, caller: Caller) -> Response:
         id = request.path_params["id"]
-        files.remove_file(id, owner=caller.name)
+        batches.remove_file(id, owner=caller.name)
         return JSONResponse({"id": id, "object": "file", "deleted": True})
 
     async def send_file_content(request: Request, caller: Caller) -> Response:

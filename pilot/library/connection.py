@@ -164,8 +164,7 @@ class LibraryOutbox:
 
     def report_progress(self, progress: CallProgress) -> None:
         """Send a call's progress with the next frame, or now if the last report is over 50 ms old."""
-        with self._sending:  # without the lock, the report could be added to a dict that another thread has just sent
-            self._reports[progress.call] = _keep_unsent_checkpoint(progress, self._reports.get(progress.call))
+        self._reports[progress.call] = _keep_unsent_checkpoint(progress, self._reports.get(progress.call))
         if _now() - self._reported_at > _MIN_PROGRESS_INTERVAL_S:
             self.send_unsent()
 

@@ -192,6 +192,22 @@ def test_file_is_visible_to_its_owner_alone(tmp_path):
             store.get_file(id, owner="bo")
 
 
+def test_file_that_an_open_batch_reads_cannot_be_deleted(tmp_path):
+    batches = ProgramBatches(tmp_path)
+    file = batches.files.add_file(b"x", filename="x", purpose="batch", owner="ana")
+    batch = GatewayBatch("batch_" + "1" * 24, "ana", "/v1/chat/completions", file.id, file.created_at)
+    batches._write_batch(batch)
+    with pytest.raises(RequestRefused, match=f"batch {batch.id} reads it; cancel the batch first") as refused:
+        batches.remove_file(file.id, owner="ana")
+    assert (refused.value.error.status, refused.value.error.code) == (409, "file_in_use")
+    with pytest.raises(RequestRefused, match="there is no file"):
+        batches.remove_file(file.id, owner="bo")
+    batch.status = "completed"
+    batches._write_batch(batch)
+    batches.remove_file(file.id, owner="ana")
+    assert batches.files.list_files(owner="ana") == []
+
+
 def test_old_files_are_removed_unless_a_running_batch_reads_them(tmp_path):
     batches = ProgramBatches(tmp_path)
     used, unused = (batches.files.add_file(b"x", filename="x", purpose="batch", owner="") for _ in range(2))
