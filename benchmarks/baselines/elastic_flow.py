@@ -31,7 +31,7 @@ class ElasticFlow(InRounds):
         """Evicted calls that have not stopped yet."""
         self._stale, self._planned_at, self._again = True, -math.inf, 0.0
 
-    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+    def on_round(self, view: View, changes: Changes) -> Sequence[Action]:
         if changes.calls or changes.pilots or view.now >= self._again:
             self._stale = True
         elif not changes.libraries:

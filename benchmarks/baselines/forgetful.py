@@ -23,7 +23,7 @@ class OneCallEach(HottestFirst):
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
         return self._end(library) if library.served else super().pull(view, library)
 
-    def out_of_calls(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
+    def on_out_of_calls(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
         return self._end(library) if library.served else ()
 
     def _end(self, library: Library) -> tuple[Action, ...]:

@@ -104,7 +104,7 @@ class Infless(InRounds):
         self._taken: set[Device] = set()
         self._again = 0.0
 
-    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+    def on_round(self, view: View, changes: Changes) -> Sequence[Action]:
         if not (changes.calls or changes.libraries or changes.pilots or view.now >= self._again):
             return ()
         self._again = view.now + _LOOK_AGAIN_S if view.waiting_contexts else math.inf

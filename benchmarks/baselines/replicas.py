@@ -34,7 +34,7 @@ class InRounds(Quiet):
     def pull(self, view: View, library: Library) -> int | Sequence[Action]:  # noqa: ARG002
         return 0
 
-    def out_of_calls(self, view: View, library: Library) -> Sequence[Action]:  # noqa: ARG002
+    def on_out_of_calls(self, view: View, library: Library) -> Sequence[Action]:  # noqa: ARG002
         return ()
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
@@ -46,13 +46,17 @@ class ByOrder(WholeDevice):
 
     honours = frozenset()
 
-    def wanted(self, view: View, context: Context) -> Sequence[Action]:
+    def on_waiting_calls(self, view: View, context: Context) -> Sequence[Action]:
         hopeless = self.hopeless_gangs(view, context)
         if hopeless:
             return (*hopeless, Timer(view.now + self.ask_again_s, context.recipe.key))
         if any(library.is_usable for library in context.libraries.values()) or self.places(view, context):
             return (Timer(view.now + self.ask_again_s, context.recipe.key),)
-        return [action for action in super().wanted(view, context) if isinstance(action, Timer | seams.FailWaiting)]
+        return [
+            action
+            for action in super().on_waiting_calls(view, context)
+            if isinstance(action, Timer | seams.FailWaiting)
+        ]
 
     def places(self, view: View, context: Context) -> list[tuple[Device, ...]]:
         """Return devices where a replica can load, on the fullest nodes first, to keep whole nodes free."""

@@ -22,7 +22,7 @@ from stoker.protocol.ids import RecipeKey
 class EveryDevice(WholeDevice):
     honours = frozenset()
 
-    def wanted(self, view: View, context: Context) -> Sequence[Action]:
+    def on_waiting_calls(self, view: View, context: Context) -> Sequence[Action]:
         """Load the context on each empty device. If no device is empty, fail gangs larger than the site."""
         key = RecipeKey(context.recipe.key)
         loads = [
@@ -74,7 +74,7 @@ class InOrder(OneLine):
         self.expected_s, self.skip = expected_s, skip
         self._lines: dict[Context, list[_Entry]] = {}
 
-    def round(self, view: View, changes: Changes) -> Iterator[Action]:
+    def on_round(self, view: View, changes: Changes) -> Iterator[Action]:
         for call in waiting_among(view, changes):
             priority, expected_s = call.group.options.priority, self.expected_s(call)
             entry = -priority, expected_s, call.submitted_at, call.id, call

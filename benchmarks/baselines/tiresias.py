@@ -56,11 +56,11 @@ class Tiresias(OneLine):
         self._queues: dict[Context, list[list[Job]]] = {}
         self._active: dict[Context, dict[int, Job]] = {}
 
-    def round(self, view: View, changes: Changes) -> Iterator[Action]:
+    def on_round(self, view: View, changes: Changes) -> Iterator[Action]:
         self._note_changes(view, changes)
         yield from self._plan(view)
 
-    def timer(self, view: View, key: str) -> Iterator[Action]:  # noqa: ARG002
+    def on_timer(self, view: View, key: str) -> Iterator[Action]:  # noqa: ARG002
         yield from self._plan(view)
 
     def _note_changes(self, view: View, changes: Changes) -> None:

@@ -142,8 +142,8 @@ def crowd(part: int, *, cold: float) -> dict[str, float]:
     scratch = []
     for _ in range(3):
         fresh, before = prompt_tuner(provisioning=ExternalPilots()), time.thread_time()
-        fresh.dispatch.round(cluster.core.state, Changes())
-        fresh.residency.round(cluster.core.state, Changes())
+        fresh.dispatch.on_round(cluster.core.state, Changes())
+        fresh.residency.on_round(cluster.core.state, Changes())
         scratch.append(time.thread_time() - before)
     cluster.run(cluster.now + 20.0)
     comes, ends = [], []

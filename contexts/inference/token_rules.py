@@ -64,7 +64,7 @@ class TokenRules:
 
 
 class SeenTokens:
-    """The distinct tokens of a prompt and its text, with their counts in the text."""
+    """The distinct tokens of a prompt and of the generated text, with their counts in the generated text."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         known = list(dict.fromkeys(prompt))

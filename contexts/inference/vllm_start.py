@@ -70,7 +70,7 @@ class VLLMStart:
         self.rows = int(settings.vllm.get("max_num_seqs", _MAX_REQUESTS))
         for name, value in _DEFAULT_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        self.adapters = VLLMAdapters(adapters or {}, base=folder, on_gpu=self.on_gpu)
+        self.adapters = VLLMLoraAdapters(adapters or {}, base=folder, on_gpu=self.on_gpu)
         arguments: dict[str, Any] = {}
         if self.on_gpu:
             arguments["gpu_memory_utilization"] = self._gpu_memory_fraction()
@@ -214,7 +214,7 @@ class VLLMAdapter(NamedTuple):
 NO_ADAPTER = VLLMAdapter()
 
 
-class VLLMAdapters:
+class VLLMLoraAdapters:
     """The adapters of a vLLM engine, by name. `base`: folder of the base model."""
 
     def __init__(self, folders: Mapping[str, str], *, base: str, on_gpu: bool) -> None:

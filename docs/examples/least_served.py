@@ -19,7 +19,7 @@ class LeastServed(Quiet):
         start = self._start(library.context.queue.head())
         return (start,) if start is not None else 0
 
-    def out_of_calls(self, view, library):
+    def on_out_of_calls(self, view, library):
         """Return no action for a library without work."""
         return ()
 

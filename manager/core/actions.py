@@ -259,7 +259,7 @@ def handle_arrived_advice(manager: Manager, event: events.AdviceArrived) -> None
             ending.apply_cost_advice(context, by_kind)
             manager.mark_changed("contexts", context.recipe.key)
             for name, seam in manager.seams.items():
-                carry_out(manager, seam.advised(state, context), seam=name)
+                carry_out(manager, seam.on_advice(state, context), seam=name)
             manager.contexts_to_decide[context] = None
         case events.OfFunction() as about, events.CostAdvice(by_kind=by_kind):
             cost, context = state.costs.get((about.function, about.recipe)), state.contexts.get(about.recipe)
@@ -268,7 +268,7 @@ def handle_arrived_advice(manager: Manager, event: events.AdviceArrived) -> None
         case events.OfFailure() as about, events.VerdictAdvice() as verdict:
             if blame.record_advisor_verdict(manager, about, verdict):
                 for name, seam in manager.seams.items():
-                    carry_out(manager, seam.failure_judged(state, about, verdict), seam=name)
+                    carry_out(manager, seam.on_failure_verdict(state, about, verdict), seam=name)
         case events.OfPace() as about, events.PaceAdvice() as pace:
             _handle_pace_advice(manager, about, pace)
         case _, advice:
@@ -286,4 +286,4 @@ def _handle_pace_advice(manager: Manager, about: events.OfPace, pace: events.Pac
         if call.group.client.connected:
             manager.send_to_client(call.group.client, ProgressReports([said]))
     for name, seam in manager.seams.items():
-        carry_out(manager, seam.pace_advised(state, about, pace), seam=name)
+        carry_out(manager, seam.on_pace_advice(state, about, pace), seam=name)

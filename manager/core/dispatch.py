@@ -65,9 +65,9 @@ def send_queued_calls_to_library(manager: Manager, library: Library) -> None:
     if library.held or library.withdrawn_calls or queue.first_single_call() is not None:
         return
     library.used_at = state.now
-    actions.carry_out(manager, dispatch.out_of_calls(state, library), seam="dispatch")
+    actions.carry_out(manager, dispatch.on_out_of_calls(state, library), seam="dispatch")
     if context.limits != NO_LIMITS:
-        actions.carry_out(manager, manager.policies.residency.idle(state, library), seam="residency")
+        actions.carry_out(manager, manager.policies.residency.on_idle_library(state, library), seam="residency")
     for context in state.waiting_contexts.values():
         if context.starved_since is not None and state.now - context.residency_ran_at >= RESIDENCY_PAUSE_S:
             manager.contexts_to_decide[context] = None
@@ -101,7 +101,9 @@ def apply_limits(manager: Manager, context: Context) -> None:
     if context.limits != NO_LIMITS:
         for library in list(context.libraries.values()):
             if library.is_serving and not library.load:
-                actions.carry_out(manager, manager.policies.residency.idle(manager.state, library), seam="residency")
+                actions.carry_out(
+                    manager, manager.policies.residency.on_idle_library(manager.state, library), seam="residency"
+                )
     if context.queue.count:
         manager.contexts_to_decide[context] = None
 

@@ -206,7 +206,7 @@ def _send_fetch_plans(manager: Manager) -> None:
 def _peers_and_origin_of_fetch(transfers: Transfers, fetch: Fetch) -> tuple[list[Peer], bool]:
     if fetch.mode is not FetchMode.FOLLOWING:
         return list(fetch.sources.values()), fetch.mode in (FetchMode.READER, FetchMode.ALONE)
-    near = transfers.find_peer_with_same_cache(fetch)
+    near = transfers.find_peer_sharing_cache(fetch)
     return ([near], False) if near is not None and near.can_serve else ([], near is not None)
 
 

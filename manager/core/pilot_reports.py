@@ -267,7 +267,7 @@ def handle_ready_library(manager: Manager, library: Library, message: to_manager
 
 
 def _handle_loaded_library(manager: Manager, library: Library) -> None:
-    wanted = manager.policies.residency.measured(manager.state, library)
+    wanted = manager.policies.residency.reservation_after_load(manager.state, library)
     if wanted < library.promised_bytes:  # the recipe declares no size, so promise only the measured bytes
         manager.supply_changed = True
         libraries.promise_memory(library, wanted)

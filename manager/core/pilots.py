@@ -236,7 +236,7 @@ def begin_client_resubmission(manager: Manager, client: Client) -> None:
     client.unnamed.update(end.call for end in client.unacked)
 
 
-def end_client_resubmission(manager: Manager, client: Client) -> None:
+def end_call_resubmission(manager: Manager, client: Client) -> None:
     state = manager.state
     unnamed, client.unnamed = client.unnamed, None
     if unnamed is None:

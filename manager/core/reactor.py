@@ -372,7 +372,7 @@ def on_client_message(manager: Manager, client: Client, message: to_manager.From
         case to_manager.PiecesTaken():
             state.count_refusal("pieces of results in a frame for the journal")
         case to_manager.Resubmitted():
-            pilots.end_client_resubmission(manager, client)
+            pilots.end_call_resubmission(manager, client)
         case ClientHello():
             state.count_refusal("hello in the middle of a frame")
         case _:
@@ -420,7 +420,7 @@ def on_timer(manager: Manager, key: str) -> None:
     manager.state.timers.pop(key, None)
     owner, _, rest = key.partition("/")
     if owner in manager.seams:
-        actions.carry_out(manager, manager.seams[owner].timer(manager.state, rest), seam=owner)
+        actions.carry_out(manager, manager.seams[owner].on_timer(manager.state, rest), seam=owner)
     elif owner in _TIMER_STEPS:
         _TIMER_STEPS[owner](manager, rest)
     elif owner == retries.FAULT_TIMER:
@@ -434,7 +434,7 @@ def on_policy_round(manager: Manager, name: str) -> None:
     seam = manager.seams[name]
     changes, manager.changes[name] = manager.changes[name], Changes()
     manager.tracked_changes = tuple(manager.changes.values())
-    actions.carry_out(manager, seam.round(manager.state, changes), seam=name)
+    actions.carry_out(manager, seam.on_round(manager.state, changes), seam=name)
     if seam.may_skip_rounds(manager.state):
         manager.skipping_policies.append(name)
     else:
@@ -506,7 +506,9 @@ def _serve_queues_and_run_policies(manager: Manager) -> None:
             for context in dirty:
                 if context.queue.count:
                     context.residency_ran_at = state.now
-                    actions.carry_out(manager, manager.policies.residency.wanted(state, context), seam="residency")
+                    actions.carry_out(
+                        manager, manager.policies.residency.on_waiting_calls(state, context), seam="residency"
+                    )
         elif manager.demand_changed:
             manager.demand_changed = False
             actions.carry_out(manager, manager.policies.provisioning.demand(state), seam="provisioning")

@@ -158,7 +158,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class Timer(msgspec.Struct, frozen=True):
-    """Call the policy's method `timer(view, key)` at time `at`."""
+    """Call the policy's method `on_timer(view, key)` at time `at`."""
 
     at: float
     key: str
@@ -217,22 +217,22 @@ class Rounds(Protocol):
     def period_s(self) -> float:
         """Seconds between planning rounds; 0 = the policy has no rounds."""
 
-    def round(self, view: View, changes: Changes) -> Iterable[Action]:
+    def on_round(self, view: View, changes: Changes) -> Iterable[Action]:
         """Return the actions of a new plan for all calls. `changes`: what has changed since the last planning round."""
 
     def may_skip_rounds(self, view: View) -> bool:
         """Return True if no planning round is needed until the manager's state changes."""
 
-    def timer(self, view: View, key: str) -> Iterable[Action]:
+    def on_timer(self, view: View, key: str) -> Iterable[Action]:
         """Return actions after a timer of this policy has expired."""
 
-    def advised(self, view: View, context: Context) -> Iterable[Action]:
+    def on_advice(self, view: View, context: Context) -> Iterable[Action]:
         """Return actions after advice on a context has arrived."""
 
-    def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
+    def on_failure_verdict(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
         """Return actions after the advisor has judged a failure. `pilot.verdicts` contains the verdict."""
 
-    def pace_advised(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
+    def on_pace_advice(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
         """Return actions after the advisor has read a running call's progress from its output."""
 
 
@@ -245,7 +245,7 @@ class Dispatch(Rounds, Protocol):
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
         """Return how many calls of its queue's first group a library gets now, or actions. Runs in O(1)."""
 
-    def out_of_calls(self, view: View, library: Library) -> Iterable[Action]:
+    def on_out_of_calls(self, view: View, library: Library) -> Iterable[Action]:
         """Return actions for an idle library with an empty queue."""
 
     def window(self, view: View, library: Library) -> int:
@@ -281,13 +281,13 @@ class Dispatch(Rounds, Protocol):
 class Residency(Rounds, Protocol):
     """The policy that chooses the contexts of each device."""
 
-    def wanted(self, view: View, context: Context) -> Sequence[Action]:
+    def on_waiting_calls(self, view: View, context: Context) -> Sequence[Action]:
         """Return actions for a context with waiting calls, after its demand or the devices changed."""
 
-    def measured(self, view: View, library: Library) -> int:
+    def reservation_after_load(self, view: View, library: Library) -> int:
         """Return the bytes to reserve on each device for a loaded library, at most its present reservation."""
 
-    def idle(self, view: View, library: Library) -> Iterable[Action]:
+    def on_idle_library(self, view: View, library: Library) -> Iterable[Action]:
         """Return actions for an idle library whose context has limits (`LibraryLimits`)."""
 
     @property

@@ -219,7 +219,7 @@ class Transfers:
         fetch = Fetch(object, peer, self.fetches)
         fetch.leader = self._find_leading_fetch(fetch)  # the search must not find the new fetch itself
         object.fetches[peer.id] = peer.fetches[object.ref.name] = fetch
-        if fetch.leader is None and self.find_peer_with_same_cache(fetch) is None:
+        if fetch.leader is None and self.find_peer_sharing_cache(fetch) is None:
             self.start_waiting(fetch)
         else:
             self.changed[fetch] = None
@@ -264,7 +264,7 @@ class Transfers:
         found = (fetch for id in self.caches.get(cache, ()) if (fetch := object.fetches.get(id)) is not None)
         return sorted(found, key=lambda fetch: fetch.number)
 
-    def find_peer_with_same_cache(self, fetch: Fetch) -> Peer | None:
+    def find_peer_sharing_cache(self, fetch: Fetch) -> Peer | None:
         near = self.caches.get(fetch.peer.cache, {})
         return next((peer for id, peer in near.items() if id in fetch.object.holders), None)
 
@@ -301,7 +301,7 @@ class Transfers:
             if (
                 fetch.mode is FetchMode.FOLLOWING
                 and fetch.leader is None
-                and self.find_peer_with_same_cache(fetch) is None
+                and self.find_peer_sharing_cache(fetch) is None
             ):
                 if (leader := self._find_leading_fetch(fetch)) is not None:
                     self._follow_fetch(fetch, leader)

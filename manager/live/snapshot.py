@@ -259,7 +259,7 @@ def write_snapshot(path: Path, core: Core, segment: SegmentHead, *, modules: Ite
 
 
 def read_snapshot(path: Path) -> CoreSnapshot:
-    """Read a snapshot. Raises UnreadableSnapshotError, except if only the core is damaged."""
+    """Read a snapshot, without its core if only that is damaged. Raises UnreadableSnapshotError for other damage."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -1,6 +1,6 @@
 """Base class of policies, and the default order in which libraries get waiting calls.
 
-A dispatch policy derived from `Quiet` must implement `place`, `pull`, `out_of_calls` and `window`.
+A dispatch policy derived from `Quiet` must implement `place`, `pull`, `on_out_of_calls` and `window`.
 """
 
 from __future__ import annotations
@@ -75,23 +75,23 @@ class Quiet:
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
         return ()
 
-    def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
+    def on_round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
         return ()
 
     def may_skip_rounds(self, view: View) -> bool:  # noqa: ARG002
         return False
 
-    def idle(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
+    def on_idle_library(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
         return ()
 
-    def timer(self, view: View, key: str) -> Iterable[Action]:  # noqa: ARG002
+    def on_timer(self, view: View, key: str) -> Iterable[Action]:  # noqa: ARG002
         return ()
 
-    def advised(self, view: View, context: Context) -> Iterable[Action]:  # noqa: ARG002
+    def on_advice(self, view: View, context: Context) -> Iterable[Action]:  # noqa: ARG002
         return ()
 
-    def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:  # noqa: ARG002
+    def on_failure_verdict(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:  # noqa: ARG002
         return ()
 
-    def pace_advised(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:  # noqa: ARG002
+    def on_pace_advice(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:  # noqa: ARG002
         return ()

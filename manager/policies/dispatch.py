@@ -121,7 +121,7 @@ class HottestFirst(Quiet):
         share = max(_call_quota_by_speed(library), frame)
         return min(room, max(free, share - max(0, -free)))
 
-    def out_of_calls(self, view: View, library: Library) -> Iterable[Action]:
+    def on_out_of_calls(self, view: View, library: Library) -> Iterable[Action]:
         """Take calls back from the backlog of another library, if this saves time."""
         context = library.context
         most = list(islice(context.index.libraries_by_backlog(), _MOST_COMPARED))
@@ -137,7 +137,7 @@ class HottestFirst(Quiet):
         share = there_s / (run_s + there_s) if context.speeds.of and run_s else 0.5
         return (TakeBack(victim.id, math.ceil(waiting * share)),)
 
-    def timer(self, view: View, key: str) -> Iterable[Action]:
+    def on_timer(self, view: View, key: str) -> Iterable[Action]:
         """Check whether a call that waits for a faster device kind must still wait."""
         context = view.contexts.get(key)
         for library in (

@@ -100,7 +100,7 @@ class KeepBlocks(Quiet):
                     slots -= taken
         return [*plan, *self._fail_waiting_calls(view)]
 
-    def timer(self, view: View, key: str) -> Sequence[Action]:  # noqa: ARG002
+    def on_timer(self, view: View, key: str) -> Sequence[Action]:  # noqa: ARG002
         return self.demand(view)
 
     def may_bring(self, view: View, context: Context) -> bool:

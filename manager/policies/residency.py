@@ -66,7 +66,7 @@ class LoadWhereWanted(Quiet):
         self._keep_alive = keep_alive.IdleLibraryLimits(sleeps=self.lets_sleep)
         self._call_separator = CallSeparator()
 
-    def wanted(self, view: View, context: Context) -> Sequence[Action]:
+    def on_waiting_calls(self, view: View, context: Context) -> Sequence[Action]:
         key = RecipeKey(context.recipe.key)
         plan: list[Action] = [Timer(view.now + self.ask_again_s, key), *self.hopeless_gangs(view, context)]
         alive = [x for x in context.libraries.values() if is_ready_or_loading(view, x, cut_s=self.cut_s)]
@@ -103,23 +103,23 @@ class LoadWhereWanted(Quiet):
                 return (FailWaiting(key, nowhere),)
         return plan + self.make_room(view, context)
 
-    def idle(self, view: View, library: Library) -> Sequence[Action]:
+    def on_idle_library(self, view: View, library: Library) -> Sequence[Action]:
         return self._keep_alive.handle_idle_library(view, library)
 
-    def timer(self, view: View, key: str) -> Sequence[Action]:
+    def on_timer(self, view: View, key: str) -> Sequence[Action]:
         if ends := self._keep_alive.handle_timer(view, key):
             return ends
         context = view.contexts.get(key)
-        return self.wanted(view, context) if context is not None and context.queue.count else ()
+        return self.on_waiting_calls(view, context) if context is not None and context.queue.count else ()
 
-    def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
+    def on_failure_verdict(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
         return quarantine_after_failures(view, about, verdict)
 
-    def pace_advised(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
+    def on_pace_advice(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
         places = partial(self.open_places, ignores_failed_loads=False)
         return self._call_separator.plan(view, about, pace, places=places, reservation=self.reservation)
 
-    def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
+    def reservation_after_load(self, view: View, library: Library) -> int:  # noqa: ARG002
         """Return the bytes to reserve for a library: declared, or measured plus 10 %, or promised."""
         needs, facts = library.context.recipe.needs, library.devices[0].facts
         declared = declared_bytes(needs, facts)
@@ -302,5 +302,5 @@ class WholeDevice(LoadWhereWanted):
     def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:  # noqa: ARG002
         return min(device.facts.memory_bytes for device in devices)
 
-    def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
+    def reservation_after_load(self, view: View, library: Library) -> int:  # noqa: ARG002
         return library.promised_bytes

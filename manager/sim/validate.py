@@ -103,7 +103,7 @@ def _fetch_violations(transfers: Transfers, fetch: Fetch) -> Iterator[str]:
     if (
         fetch.mode is FetchMode.FOLLOWING
         and leader is None
-        and (transfers.find_peer_with_same_cache(fetch) is None or fetch.said is None)
+        and (transfers.find_peer_sharing_cache(fetch) is None or fetch.said is None)
     ):
         yield f"{what}: must find the object in its cache, but it is absent, or the pilot was not told"
     if fetch.mode in (FetchMode.STRANDED, FetchMode.ALONE, FetchMode.FOLLOWING) and fetch.sources:

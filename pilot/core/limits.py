@@ -109,7 +109,7 @@ def _enforce_load_time_limit(state: CoreState, library: PilotLibrary) -> None:
     )
     if library.pid:
         lifecycle.fail_library(state, library, FailureKind.CONTEXT, what)
-    else:  # no process exists yet: an import in the zygote hangs
+    else:  # no process exists yet, so an import in the zygote hangs
         library.end_cause = EndCause(make_library_failure(state, library, FailureKind.CONTEXT, what), printed=True)
         state.commands.append(KillZygote(library.number))
 

@@ -265,7 +265,7 @@ class PilotLibrary:
         self.awake_bytes = 0  # reservation on each device before sleep, in bytes
         self.asleep_bytes = 0  # bytes on each device that the library should keep during sleep
         self.asleep_at = 0.0
-        self.wake_bytes = -1  # bytes to reserve if the library must wake as soon as it sleeps; -1 = it stays asleep
+        self.wake_bytes = -1  # bytes to reserve for a wake right after the library has fallen asleep; -1 = no wake
         self.sleep_or_wake_ordered_at = 0.0  # when the order to sleep or wake was sent; 0 = no open order
 
         self.slots = 0  # number of slots that the library reported; 0 = not ready yet, or the recipe's number

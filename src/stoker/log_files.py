@@ -58,13 +58,13 @@ class BoundedLog(WatchedFileHandler):
 
     def reopenIfNeeded(self) -> None:
         """If the log was renamed, open a new log file, and redirect the process's output to it."""
-        before = _file_identity(self.stream.fileno()) if self.stream is not None else None
+        replaced_file = _file_identity(self.stream.fileno()) if self.stream is not None else None
         super().reopenIfNeeded()
-        if before is not None:
-            self._redirect_output(before)
+        if replaced_file is not None:
+            self._redirect_output(replaced_file)
 
-    def _redirect_output(self, before: tuple[int, int] | None = None) -> None:
-        """Redirect stdout and stderr to this log if they write to the file `before` or to an earlier log file."""
+    def _redirect_output(self, replaced_file: tuple[int, int] | None = None) -> None:
+        """Redirect stdout and stderr to this log if they write to `replaced_file` or to an earlier log file."""
         if self.stream is None:
             return
         log, now = Path(self.baseFilename), _file_identity(self.stream.fileno())
@@ -73,7 +73,7 @@ class BoundedLog(WatchedFileHandler):
         for output in (1, 2):
             with contextlib.suppress(OSError):
                 printed = _file_identity(output)
-                if printed != now and (printed == before or os.readlink(f"/proc/self/fd/{output}") in former):
+                if printed != now and (printed == replaced_file or os.readlink(f"/proc/self/fd/{output}") in former):
                     os.dup2(self.stream.fileno(), output)
 
     def _is_full(self) -> bool:

@@ -37,7 +37,7 @@ class NeverLate(HottestFirst):
             return library
         return next(iter(self.late_drops.waits(view, call)), None)
 
-    def timer(self, view: View, key: str) -> Sequence[Action]:
+    def on_timer(self, view: View, key: str) -> Sequence[Action]:
         return self.late_drops.handle_timer(view, key)
 
 

@@ -91,7 +91,10 @@ def test_hooks_and_settings_of_the_page_exist() -> None:
     settings = {name for name, given in told.items() if given == "…"}
     hooks = {name: given for name, given in told.items() if name not in settings}
     base = policies.LoadWhereWanted
-    asked = {"wanted", "measured", "idle", "honours", "lets_sleep", "timer", "failure_judged", "pace_advised"}
+    asked = {
+        "on_waiting_calls", "reservation_after_load", "on_idle_library", "honours", "lets_sleep", "on_timer",
+        "on_failure_verdict", "on_pace_advice",
+    }  # fmt: skip
     assert hooks.keys() == {name for name in vars(base) if not name.startswith("_")} - asked
     for name, given in hooks.items():
         assert [*inspect.signature(getattr(base, name)).parameters][1:] == given.split(", ")

@@ -223,7 +223,7 @@ def test_policy_that_cannot_be_saved_is_reported_once(tmp_path: Path) -> None:
 
 
 class Raises(LoadWhereWanted):
-    def wanted(self, view: object, context: object) -> tuple[()]:  # type: ignore[override]
+    def on_waiting_calls(self, view: object, context: object) -> tuple[()]:  # type: ignore[override]
         raise ZeroDivisionError("of the user's own")
 
 

@@ -34,7 +34,7 @@ class Elastic(HottestFirst):
     def pull(self, view: seams.View, library: Library) -> int | Sequence[seams.Action]:
         return 0
 
-    def round(self, view: seams.View, changes: seams.Changes) -> Sequence[seams.Action]:
+    def on_round(self, view: seams.View, changes: seams.Changes) -> Sequence[seams.Action]:
         plan: list[seams.Action] = []
         for context in view.waiting_contexts.values():
             idle = dict(context.idle)
@@ -57,7 +57,7 @@ class MoreMemory(LoadWhereWanted):
         self.small, self.large = small, large
         self.seen: list[seams.Changes] = []
 
-    def round(self, view: seams.View, changes: seams.Changes) -> Sequence[seams.Action]:
+    def on_round(self, view: seams.View, changes: seams.Changes) -> Sequence[seams.Action]:
         self.seen.append(changes)
         plan: list[seams.Action] = []
         for id in sorted(changes.libraries):
@@ -119,7 +119,7 @@ class Deadlines(HottestFirst):
         found = super().place(view, call)
         return seams.Timer(latest, str(call.id)) if found is None and latest else found
 
-    def timer(self, view: seams.View, key: str) -> Sequence[seams.Action]:
+    def on_timer(self, view: seams.View, key: str) -> Sequence[seams.Action]:
         call = view.calls.get(int(key))
         if call is None or call.state is not CallState.WAITING:
             return ()
@@ -147,14 +147,14 @@ class LoadOnAdvice(LoadWhereWanted):
         super().__init__()
         self.asked: set[str] = set()
 
-    def wanted(self, view: seams.View, context: Context) -> Sequence[seams.Action]:
-        plan = list(super().wanted(view, context))
+    def on_waiting_calls(self, view: seams.View, context: Context) -> Sequence[seams.Action]:
+        plan = list(super().on_waiting_calls(view, context))
         if context.recipe.key not in self.asked:
             self.asked.add(context.recipe.key)
             plan.append(seams.Ask(context.recipe.key))
         return plan
 
-    def advised(self, view: seams.View, context: Context) -> Sequence[seams.Action]:
+    def on_advice(self, view: seams.View, context: Context) -> Sequence[seams.Action]:
         if context.advice[""].run_s < 100:
             return ()
         return tuple(seams.Drop(call.id, "it would take too long") for call in context.queue)

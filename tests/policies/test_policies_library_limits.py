@@ -149,10 +149,10 @@ class ForTwoSeconds(HottestFirst):
         super().__init__()
         self.keep_alive = IdleTimers(2.0)
 
-    def out_of_calls(self, view: View, library: Library) -> Sequence[Action]:
-        return (*super().out_of_calls(view, library), *self.keep_alive.handle_idle_library(view, library))
+    def on_out_of_calls(self, view: View, library: Library) -> Sequence[Action]:
+        return (*super().on_out_of_calls(view, library), *self.keep_alive.handle_idle_library(view, library))
 
-    def timer(self, view: View, key: str) -> Sequence[Action]:
+    def on_timer(self, view: View, key: str) -> Sequence[Action]:
         return self.keep_alive.handle_timer(view, key)
 
 

@@ -36,7 +36,7 @@ class Never(LoadWhereWanted):
     Nobody wants this.
     """
 
-    def wanted(self, view, context):
+    def on_waiting_calls(self, view, context):
         return ()
 
 class First(HottestFirst):
@@ -53,7 +53,7 @@ class Blocks(Quiet):
         return False
 
 class Half:
-    def wanted(self, view, context):
+    def on_waiting_calls(self, view, context):
         return ()
 
 class Broken:
@@ -134,9 +134,17 @@ def test_additional_names_in_a_policy_class_are_accepted(mine: Path) -> None:
 @pytest.mark.parametrize(
     ("seam", "own", "why"),
     [
-        ("residency", "First", r"lacks wanted, measured; it implements dispatch: .*\(\[policy\] dispatch = …\)"),
-        ("dispatch", "Never", r"lacks place, pull, out_of_calls, window; it implements residency: "),
-        ("residency", "Blocks", r"lacks wanted, measured; it implements provisioning: .*\(\[policy\] name = …\)"),
+        (
+            "residency",
+            "First",
+            r"lacks on_waiting_calls, reservation_after_load; it implements dispatch: .*\(\[policy\] dispatch = …\)",
+        ),
+        ("dispatch", "Never", r"lacks place, pull, on_out_of_calls, window; it implements residency: "),
+        (
+            "residency",
+            "Blocks",
+            r"lacks on_waiting_calls, reservation_after_load; it implements provisioning: .*\(\[policy\] name = …\)",
+        ),
     ],
 )
 def test_policy_without_the_methods_of_its_role_is_refused(mine: Path, seam: str, own: str, why: str) -> None:
@@ -155,11 +163,11 @@ def test_policy_module_is_imported(mine: Path, monkeypatch: pytest.MonkeyPatch) 
 FAULTS = {
     "mine.py:Nevr": r"the module has no class or function Nevr; it has .*Nobody, .*Helped, .*patient, everything$",
     "mine.py:value": r"the module has no class or function value",
-    "mine.py:Half": r"it implements the residency seam, but lacks measured, idle, honours, period_s, round, "
-    r"may_skip_rounds, timer, advised, failure_judged, pace_advised;"
+    "mine.py:Half": r"it implements the residency seam, but lacks reservation_after_load, on_idle_library, "
+    r"honours, period_s, on_round, may_skip_rounds, on_timer, on_advice, on_failure_verdict, on_pace_advice;"
     r" derive it from stoker\.manager\.policies\.LoadWhereWanted",
     "mine.py:Broken": r"the policy object cannot be created: ValueError: no way",
-    "mine.py:Nobody": r"it has no method of a seam; a policy has at least one of place \(dispatch\), wanted"
+    "mine.py:Nobody": r"it has no method of a seam; a policy has at least one of place \(dispatch\), on_waiting_calls"
     r" \(residency\), "
     r"demand \(provisioning\)",
     "mine.py:Slipped": r"the manager never calls its worth_lodaing; did you mean worth_loading\? \(start a name",

@@ -89,8 +89,8 @@ def _content(view: state.State) -> bytes:
     return file.getvalue()
 
 
-ASKED = {"dispatch.place", "dispatch.pull", "dispatch.out_of_calls", "dispatch.window", "residency.wanted",
-         "residency.measured", "provisioning.demand"}  # fmt: skip
+ASKED = {"dispatch.place", "dispatch.pull", "dispatch.on_out_of_calls", "dispatch.window", "residency.on_waiting_calls",
+         "residency.reservation_after_load", "provisioning.demand"}  # fmt: skip
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_policies_do_not_modify_their_view_of_the_state(guard: ReadOnly, name: s
     plain = [Arrival(2.0 * n, "llm", items=2) for n in range(4)]
     jobs = [Arrival(10.0 * n, "llm", items=20, deadline_s=60.0, gang=(1, 4)) for n in range(2)]
     run(guard, policy(name).make(), sorted([*plain, *jobs], key=lambda each: each.at_s))
-    only_without_rounds = {"dispatch.out_of_calls", "dispatch.place"}
+    only_without_rounds = {"dispatch.on_out_of_calls", "dispatch.place"}
     assert ASKED - guard.questions <= only_without_rounds
 
 
@@ -124,16 +124,16 @@ class Counts(HottestFirst):
 
 
 class Marks(LoadWhereWanted):
-    def wanted(self, view: View, context: Context) -> Sequence[Action]:
+    def on_waiting_calls(self, view: View, context: Context) -> Sequence[Action]:
         context.failed_loads_by_pilot["p1"] = 3
-        return super().wanted(view, context)
+        return super().on_waiting_calls(view, context)
 
 
 @pytest.mark.parametrize(
     ("dispatch", "residency", "said"),
     [
         (Counts, LoadWhereWanted, r"dispatch\.pull has changed the state"),
-        (HottestFirst, Marks, r"residency\.wanted has changed the state"),
+        (HottestFirst, Marks, r"residency\.on_waiting_calls has changed the state"),
     ],
 )
 def test_policy_that_modifies_its_view_of_the_state_is_detected(

@@ -50,7 +50,7 @@ class GiveAndTake(LoadWhereWanted):
 
     period_s = 1.0
 
-    def round(self, view: View, changes: Changes) -> Iterator[Action]:
+    def on_round(self, view: View, changes: Changes) -> Iterator[Action]:
         for pilot in list(view.pilots.values()):
             if pilot.state is PilotState.HERE:
                 for device in pilot.devices.values():

@@ -211,8 +211,8 @@ arrivals_of = st.lists(
 class Crowd(LoadWhereWanted):
     """Load as many libraries of a context as fit on a device, up to three if the context needs no memory."""
 
-    def wanted(self, view: View, context: Context) -> list[Action]:
-        plan = list(super().wanted(view, context))
+    def on_waiting_calls(self, view: View, context: Context) -> list[Action]:
+        plan = list(super().on_waiting_calls(view, context))
         if context.recipe.needs.devices > 1:
             return plan
         plan = [action for action in plan if not isinstance(action, Load)]

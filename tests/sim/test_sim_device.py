@@ -123,7 +123,7 @@ class Twice(LoadWhereWanted):
         super().__init__(provisioning=provisioning)
         self.promise = promise
 
-    def wanted(self, view, context):
+    def on_waiting_calls(self, view, context):
         load = [
             Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), self.promise)
             for device in view.devices()

@@ -168,7 +168,7 @@ class Halves(HottestFirst):
         super().__init__()
         self.evicted = False
 
-    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+    def on_round(self, view: View, changes: Changes) -> Sequence[Action]:
         held = [call for call in view.calls.values() if call.state is CallState.HELD]
         if view.now < 20.0 or self.evicted or not held:
             return ()

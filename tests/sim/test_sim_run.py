@@ -90,7 +90,7 @@ def test_timer_never_fires_a_fraction_of_a_microsecond_early() -> None:
 
 
 class _Twice(LoadWhereWanted):
-    def wanted(self, view, context):
+    def on_waiting_calls(self, view, context):
         device = next(iter(view.devices()), None)
         if device is None:
             return ()
@@ -142,8 +142,8 @@ def _without_timers() -> Policies:
     """Return the default policies without timers, so that no event remains."""
 
     class Once(LoadWhereWanted):
-        def wanted(self, view, context):
-            return [action for action in super().wanted(view, context) if type(action).__name__ != "Timer"]
+        def on_waiting_calls(self, view, context):
+            return [action for action in super().on_waiting_calls(view, context) if type(action).__name__ != "Timer"]
 
     class Still(KeepBlocks):
         def demand(self, view):

@@ -161,10 +161,10 @@ class _WaitingReplicas:
     """Adds up the time in which replicas of a job wait for others, in rounds of PromptTuner's dispatch policy."""
 
     def __init__(self, dispatch: AllotInRounds) -> None:
-        self._states, self._round = dispatch.states, dispatch.round
+        self._states, self._round = dispatch.states, dispatch.on_round
         self._count, self._at = 0, 0.0
         self.total_s = 0.0
-        setattr(dispatch, "round", self._count_round)  # noqa: B010 - mypy refuses an assignment to a method
+        setattr(dispatch, "on_round", self._count_round)  # noqa: B010 - mypy refuses an assignment to a method
 
     def _count_round(self, view: View, changes: Changes) -> Sequence[Action]:
         self.total_s += self._count * (view.now - self._at)

@@ -72,7 +72,7 @@ def slinfer(rows: Iterable[str], size: str, **settings: Any) -> Policies:
     policies = SHIPPED["slinfer"].make(**settings)
     dispatch = policies.dispatch
     assert isinstance(dispatch, OfferByHeadroom)
-    places, out_of_calls = dispatch._placement.find_places, dispatch.out_of_calls
+    places, out_of_calls = dispatch._placement.find_places, dispatch.on_out_of_calls
 
     def capped(*args: Any, **more: Any) -> Iterator[tuple[Device, int, list[Library]]]:
         for device, memory, idle in places(*args, **more):
@@ -89,5 +89,5 @@ def slinfer(rows: Iterable[str], size: str, **settings: Any) -> Policies:
     if "caps" in rows:
         dispatch._placement.find_places = capped  # type: ignore[method-assign]
     if "keep_alive" in rows:
-        dispatch.out_of_calls = ends  # type: ignore[method-assign]
+        dispatch.on_out_of_calls = ends  # type: ignore[method-assign]
     return policies

@@ -56,7 +56,7 @@ class KeepAlive:
         if cpu_keep_alive_s not in (0.0, keep_alive_s):
             raise ValueError(f"cpu_keep_alive_s = {cpu_keep_alive_s}: it must be 0 or {keep_alive_s}")
 
-    def idle(self, view: View, library: Library) -> Sequence[Action]:
+    def on_idle_library(self, view: View, library: Library) -> Sequence[Action]:
         if self._cpu_ends and library.devices[0].facts.on_host:
             return (Unload(library.id, "it serves nothing"),)
         return self._timers.handle_idle_library(view, library)
@@ -200,10 +200,10 @@ class UpToLimit(Quiet):
         kinds = context.recipe.needs.kinds
         return sorted(context.index.free.values(), key=lambda x: kinds.index(x.devices[0].facts.kind))
 
-    def out_of_calls(self, view: View, library: Library) -> Sequence[Action]:
-        return self._keep_alive.idle(view, library)
+    def on_out_of_calls(self, view: View, library: Library) -> Sequence[Action]:
+        return self._keep_alive.on_idle_library(view, library)
 
-    def timer(self, view: View, key: str) -> Sequence[Action]:
+    def on_timer(self, view: View, key: str) -> Sequence[Action]:
         if key != _SCALE:
             return (*self._late.handle_timer(view, key), *self._keep_alive.handle_timer(view, key))
         new, self._new = self._new, []
@@ -233,12 +233,12 @@ class Polling(Quiet):
             if call.id in view.calls:
                 yield Send(call.id, library.id)
         if not library.load and library.devices[0].facts.on_host:
-            yield from self.out_of_calls(view, library)
+            yield from self.on_out_of_calls(view, library)
 
-    def out_of_calls(self, view: View, library: Library) -> Sequence[Action]:
-        return self._keep_alive.idle(view, library)
+    def on_out_of_calls(self, view: View, library: Library) -> Sequence[Action]:
+        return self._keep_alive.on_idle_library(view, library)
 
-    def timer(self, view: View, key: str) -> Iterable[Action]:
+    def on_timer(self, view: View, key: str) -> Iterable[Action]:
         if not key.startswith(_POLL):
             return self._keep_alive.handle_timer(view, key)
         call = view.calls.get(int(key.removeprefix(_POLL)))
@@ -283,10 +283,10 @@ class Polling(Quiet):
 class KeepReservedMemory(Quiet):
     """Residency in which an instance keeps the memory reserved for its load."""
 
-    def wanted(self, view: View, context: Context) -> Sequence[Action]:  # noqa: ARG002
+    def on_waiting_calls(self, view: View, context: Context) -> Sequence[Action]:  # noqa: ARG002
         return ()
 
-    def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
+    def reservation_after_load(self, view: View, library: Library) -> int:  # noqa: ARG002
         return library.promised_bytes
 
 
@@ -296,5 +296,5 @@ class LoadOnFreedDevice(KeepReservedMemory):
     def __init__(self, scale_out: ScaleOut) -> None:
         self._scale_out = scale_out
 
-    def wanted(self, view: View, context: Context) -> Sequence[Action]:  # noqa: ARG002
+    def on_waiting_calls(self, view: View, context: Context) -> Sequence[Action]:  # noqa: ARG002
         return self._scale_out.loads(view)

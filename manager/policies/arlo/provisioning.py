@@ -35,8 +35,8 @@ class ScaleBlocksByLatency(Quiet):
     def demand(self, view: View) -> Sequence[Action]:
         return tuple(self._limit_block_requests(view, self.base.demand(view)))
 
-    def timer(self, view: View, key: str) -> Iterable[Action]:
-        return self._limit_block_requests(view, self.base.timer(view, key))
+    def on_timer(self, view: View, key: str) -> Iterable[Action]:
+        return self._limit_block_requests(view, self.base.on_timer(view, key))
 
     def _limit_block_requests(self, view: View, plan: Iterable[Action]) -> Iterator[Action]:
         tracked = bool(view.waiting_contexts) and all(map(is_runtime_variant, view.waiting_contexts.values()))
@@ -49,7 +49,7 @@ class ScaleBlocksByLatency(Quiet):
     def may_bring(self, view: View, context: Context) -> bool:
         return self.base.may_bring(view, context)
 
-    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+    def on_round(self, view: View, changes: Changes) -> Sequence[Action]:
         if changes.latency_shares:
             self._latency_shares.append((view.now, changes.latency_shares))
         while self._latency_shares and self._latency_shares[0][0] < view.now - _RELEASE_WINDOW_S:

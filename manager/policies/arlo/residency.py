@@ -67,9 +67,9 @@ class AllocateRuntimes(LoadWhereWanted):
         self._out_of_service_share = out_of_service
         self._plans: dict[str, RuntimePlan] = {}
 
-    def wanted(self, view: View, context: Context) -> Sequence[Action]:
+    def on_waiting_calls(self, view: View, context: Context) -> Sequence[Action]:
         if not is_runtime_variant(context):
-            return super().wanted(view, context)
+            return super().on_waiting_calls(view, context)
         family = family_runtimes_shortest_first(context)
         longest = family[-1]
         servers = context, *context.variants.values()
@@ -97,7 +97,7 @@ class AllocateRuntimes(LoadWhereWanted):
         family = family_runtimes_shortest_first(context) if is_runtime_variant(context) else ()
         return max((required_bytes_if_known(each, device.facts) for each in family), default=0)
 
-    def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
+    def on_round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
         for family in _families(view):
             yield from self._plan_loads_and_replacements(view, family)
 

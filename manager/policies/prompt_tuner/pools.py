@@ -362,13 +362,13 @@ class AllotInRounds(HottestFirst):
             return 0
         return super().pull(view, library)
 
-    def out_of_calls(self, view: View, library: Library) -> Iterable[Action]:
+    def on_out_of_calls(self, view: View, library: Library) -> Iterable[Action]:
         state = self.states.pool_of(library.context)
         if state is not None:
             state.mark_changed()
-        return super().out_of_calls(view, library)
+        return super().on_out_of_calls(view, library)
 
-    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+    def on_round(self, view: View, changes: Changes) -> Sequence[Action]:
         self.states.update(view, changes)
         plan: list[Action] = []
         for state in self.states.pools.values():

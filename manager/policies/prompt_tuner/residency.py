@@ -146,7 +146,7 @@ class WarmPools(Quiet):
     def provisioning(self) -> Provisioning:
         return self.default.provisioning
 
-    def wanted(self, view: View, context: Context) -> Sequence[Action]:
+    def on_waiting_calls(self, view: View, context: Context) -> Sequence[Action]:
         """Return the default plan. If Algorithms 1 and 2 schedule the context, return only unloads or a failure."""
         state, head = self.states.pool_of(context), context.queue.head()
         ask_again = seams.Timer(view.now + self.default.ask_again_s, context.recipe.key)
@@ -154,7 +154,7 @@ class WarmPools(Quiet):
             return (*hopeless, ask_again)
         if state is None or not state.is_active:
             if head is None or not is_decided_in_rounds(head):
-                return self.default.wanted(view, context)
+                return self.default.on_waiting_calls(view, context)
             return (ask_again,)  # the next scheduling step creates the context's pool
         state.walk_due = True
         plan: list[Action] = [ask_again]
@@ -170,14 +170,14 @@ class WarmPools(Quiet):
                 return (seams.FailWaiting(RecipeKey(context.recipe.key), impossible),)
         return plan + self.default.make_room(view, context)
 
-    def timer(self, view: View, key: str) -> Sequence[Action]:
+    def on_timer(self, view: View, key: str) -> Sequence[Action]:
         context = view.contexts.get(key)
-        return self.wanted(view, context) if context is not None and context.queue.count else ()
+        return self.on_waiting_calls(view, context) if context is not None and context.queue.count else ()
 
-    def measured(self, view: View, library: Library) -> int:
-        return self.default.measured(view, library)
+    def reservation_after_load(self, view: View, library: Library) -> int:
+        return self.default.reservation_after_load(view, library)
 
-    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+    def on_round(self, view: View, changes: Changes) -> Sequence[Action]:
         self.states.update(view, changes)
         if changes.libraries or changes.pilots:
             self._cold = None

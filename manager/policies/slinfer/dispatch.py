@@ -108,23 +108,23 @@ class OfferByHeadroom(HottestFirst):
             else super().pull(view, library)
         )
 
-    def out_of_calls(self, view: View, library: Library) -> Iterable[Action]:
+    def on_out_of_calls(self, view: View, library: Library) -> Iterable[Action]:
         """Stop an idle instance soon, or put it to sleep, to free its device, because loads are fast (§IX-I4)."""
         if not has_known_token_memory(library.context):
-            return super().out_of_calls(view, library)
+            return super().on_out_of_calls(view, library)
         if library.context.limits.keep_alive_s is not None:  # the residency policy unloads the library after this time
             return ()
         return self._idle_timers.handle_idle_library(view, library)
 
-    def timer(self, view: View, key: str) -> Iterable[Action]:
+    def on_timer(self, view: View, key: str) -> Iterable[Action]:
         if key in view.contexts:
-            return super().timer(view, key)
+            return super().on_timer(view, key)
         return self._idle_timers.handle_timer(view, key)
 
-    def advised(self, view: View, context: Context) -> Iterable[Action]:
+    def on_advice(self, view: View, context: Context) -> Iterable[Action]:
         return self._retry_waiting_calls(view, context) if has_known_token_memory(context) else ()
 
-    def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
+    def on_round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
         self._offered = {id: send for id, send in self._offered.items() if id in view.calls}
         self._refused = {id: refused for id, refused in self._refused.items() if id in view.calls}
         self._refusal_reasons = {id: why for id, why in self._refusal_reasons.items() if id in view.calls}
@@ -280,23 +280,23 @@ class DelayedResize(LoadWhereWanted):
         self._resizes = resizes
         self._handled_reports: dict[LibraryId, float] = {}  # Time of the last handled report of a too small cache
 
-    def wanted(self, view: View, context: Context) -> Sequence[Action]:
+    def on_waiting_calls(self, view: View, context: Context) -> Sequence[Action]:
         if not has_known_token_memory(context):
-            return super().wanted(view, context)
+            return super().on_waiting_calls(view, context)
         is_somewhere = any(x.is_usable or x.state is LibraryState.ASLEEP for x in context.libraries.values())
         nowhere = None if is_somewhere else self.why_nowhere(view, context)
         return (seams.FailWaiting(RecipeKey(context.recipe.key), nowhere),) if nowhere is not None else ()
 
-    def measured(self, view: View, library: Library) -> int:
+    def reservation_after_load(self, view: View, library: Library) -> int:
         """Return the promised bytes, or the weights' bytes if no size is declared. The first offer adds a cache."""
         context, device = library.context, library.devices[0]
         if not has_known_token_memory(context) or placement.find_token_cache(context, device).is_fixed:
-            return super().measured(view, library)
+            return super().reservation_after_load(view, library)
         if declared_bytes(context.recipe.needs, device.facts) or is_limited_to_one_process(device.facts):
             return library.promised_bytes
         return min(library.promised_bytes, placement.find_token_cache(context, device).weights_bytes)
 
-    def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
+    def on_round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
         for id in [id for id in self._handled_reports if id not in view.libraries]:
             del self._handled_reports[id]
         for library in tuple(view.libraries.values()) if self._resizes else ():
