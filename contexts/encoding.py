@@ -23,7 +23,7 @@ from stoker.contexts.inference.core_share import compute_context_for_device
 from stoker.contexts.joined_batches import JoinedBatches
 from stoker.contexts.length_profiles import EncoderProfile, LengthTime, lengths_to_measure
 from stoker.contexts.model_source import POOLINGS, SHORTEST_RUNTIME, SentenceFacts, max_text_tokens
-from stoker.contexts.prompts import TEXTS_PER_TOKENIZER_CALL
+from stoker.contexts.prompts import TEXTS_PER_TOKENIZER_CALL, max_positions, refuse_one_text
 from stoker.errors import InputTooLongError, RecipeError
 
 _MIN_REPEATS = 5
@@ -116,7 +116,7 @@ class EncoderModel:
         self.runtime = runtime
         config = model.config
         self.longest = longest = max_text_tokens(
-            model_type=config.model_type, positions=int(getattr(config, "max_position_embeddings", 0) or 0),
+            model_type=config.model_type, positions=max_positions(config),
             padding=config.pad_token_id or 0, tokenizer=int(tokenizer.model_max_length), sentences=self.facts.longest,
         )  # fmt: skip
         if runtime is not None:
@@ -328,8 +328,7 @@ class EncoderModel:
     # ---- tokens
 
     def _tokenize(self, texts: Sequence[Text], *, truncate: bool, check: bool = True) -> list[TokenRow]:
-        if isinstance(texts, str):
-            raise ValueError("texts must be a list of texts, not one text; write [text]")
+        refuse_one_text(texts, what="text")
         pairs = [text if isinstance(text, tuple) else (text,) for text in texts]
         if len({len(pair) for pair in pairs}) > 1:
             raise ValueError("some texts are pairs and some are not; classify them in two calls")

@@ -31,7 +31,7 @@ from stoker.contexts.inference.static import (
 )
 from stoker.contexts.inference.token_rules import Grammars
 from stoker.contexts.model_source import UNDECLARED_CACHE_TOKENS
-from stoker.contexts.prompts import PromptReader, find_end_tokens
+from stoker.contexts.prompts import PromptReader, find_end_tokens, max_positions
 from stoker.contexts.step_times import StepProfile, StepTimes
 from stoker.contexts.text_writer import Completion, CompletionStream, Prompt, TextWriter
 from stoker.errors import StokerError
@@ -83,7 +83,7 @@ class CausalLM:
         self._steps = StepCollector()
         if isinstance(engine, str):
             configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-            longest = longest or int(getattr(model.config, "max_position_embeddings", 0) or 0)
+            longest = longest or max_positions(model.config)
             ends, vocabulary = find_end_tokens(configured, tokenizer), int(getattr(model.config, "vocab_size", 0) or 0)
             self._prompts = PromptReader(
                 tokenizer, ends=ends, longest=longest, vocabulary=vocabulary, grammars=Grammars(tokenizer, ends=ends)

@@ -15,6 +15,7 @@ from stoker.contexts import ambient
 from stoker.contexts.engine_settings import EngineSettings
 from stoker.contexts.language_model import CausalLM
 from stoker.contexts.model_source import can_split_heads_evenly
+from stoker.contexts.prompts import max_positions
 from stoker.contexts.snapshot import load_model_and_tokenizer
 from stoker.contexts.streamed_model import computation_dtype, hide_transformers_progress_bar
 from stoker.errors import StokerError
@@ -60,7 +61,7 @@ def load_model(
         raise StokerError(f"graphs=True supports one device only, and this library has {len(devices)} devices")
     loaded, how = load_model_and_tokenizer(path, dtype=wanted, devices=devices, snapshot=snapshot, name=name)
     settings.set_chat_template(loaded.tokenizer)
-    longest = settings.max_length(int(getattr(loaded.model.config, "max_position_embeddings", 0) or 0))
+    longest = settings.max_length(max_positions(loaded.model.config))
     origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
     if loaded.weights:
         origin += f" ({loaded.weights})"

@@ -61,6 +61,21 @@ TEXTS_PER_TOKENIZER_CALL = 256
 """Number of texts per tokenizer call. Stop requests are checked between two calls."""
 
 
+def max_positions(config: Any) -> int:
+    """Return the maximum number of tokens that a Transformers model reads at once; 0 = unlimited."""
+    return int(getattr(config, "max_position_embeddings", 0) or 0)
+
+
+def refuse_one_text(texts: Any, *, what: str) -> None:
+    if isinstance(texts, str):
+        raise ValueError(f"{what}s must be a list of texts, not one text; write [{what}]")
+
+
+def refuse_empty_rows(rows: Sequence[Ids], *, what: str) -> None:
+    if () in rows:
+        raise ValueError(f"{what} {rows.index(())} is empty; a model needs at least one token")
+
+
 class PromptReader:
     """A tokenizer. `texts` holds the end tokens and limits of its model (see `ModelTexts`)."""
 
@@ -83,13 +98,11 @@ class PromptReader:
         return tuple(prompt)
 
     def encode_prompts(self, prompts: Sequence[str], *, prefix: str = "", batch_size: int = 0) -> list[Ids]:
-        if isinstance(prompts, str):
-            raise ValueError("prompts must be a list of texts, not one text; write [prompt]")
+        refuse_one_text(prompts, what="prompt")
         if batch_size < 0:
             raise ValueError(f"batch_size must be 1 or more, or 0 for any, not {batch_size}")
         rows = self.encode([prefix + prompt for prompt in prompts])
-        if () in rows:
-            raise ValueError(f"prompt {rows.index(())} is empty; a model needs at least one token")
+        refuse_empty_rows(rows, what="prompt")
         return rows
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Ids]:

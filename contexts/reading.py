@@ -11,6 +11,7 @@ import torch
 
 from stoker.contexts.forward import Ids, ModelRunner
 from stoker.contexts.language_model import CausalLM
+from stoker.contexts.prompts import max_positions, refuse_empty_rows, refuse_one_text
 
 BATCH_TOKENS = 2048
 
@@ -21,8 +22,7 @@ def compute_mean_hidden_states(model: CausalLM, texts: Sequence[str], *, most_to
     Raises ValueError for an empty text.
     """
     rows = _tokenize(model, texts, most=most_tokens)
-    if () in rows:
-        raise ValueError(f"text {rows.index(())} is empty; a model needs at least one token")
+    refuse_empty_rows(rows, what="text")
     found: list[Any] = [None] * len(rows)
     with model.alone() as runner:
         for group in _group_rows_by_length(rows):
@@ -46,8 +46,7 @@ def compute_mean_losses(
     if not samples:
         raise ValueError("scoring prompts needs at least one sample")
     rows = list(prompts)
-    if () in rows:
-        raise ValueError(f"prompt {rows.index(())} is empty; a model needs at least one token")
+    refuse_empty_rows(rows, what="prompt")
     inputs, targets = [one for one, _ in samples], [target for _, target in samples]
     _check_lengths(model, rows, inputs, targets)
     losses = [0.0] * len(rows)
@@ -84,7 +83,7 @@ def _mean_losses_of_rows(runner: ModelRunner, rows: list[Ids], inputs: list[Ids]
 
 def _check_lengths(model: CausalLM, rows: list[Ids], inputs: list[Ids], targets: list[Ids]) -> None:
     longest = max(map(len, rows), default=0)
-    reads = int(getattr(model.model.config, "max_position_embeddings", 0) or 0)
+    reads = max_positions(model.model.config)
     for number, (one, target) in enumerate(zip(inputs, targets, strict=True)):
         if not target:
             raise ValueError(f"the target of sample {number} is empty; nothing can be scored")
@@ -95,8 +94,7 @@ def _check_lengths(model: CausalLM, rows: list[Ids], inputs: list[Ids], targets:
 
 
 def _tokenize(model: CausalLM, texts: Sequence[str], *, most: int) -> list[Ids]:
-    if isinstance(texts, str):
-        raise ValueError("texts must be a list of texts, not one text; write [text]")
+    refuse_one_text(texts, what="text")
     if not texts:
         return []
     # Pass only the beginning of a long text, because the tokenizer would read all of it before it cuts it.

@@ -26,7 +26,7 @@ from stoker.protocol.to_client import Forecasts
 from stoker.units import forecast_tolerance_s, show_seconds
 
 RUNS_UNTIL_SHORTEST_IS_USED = 3  # Runs of a function before its shortest run time is used: the first runs may be slow
-_TIMER_MARGIN_S = 0.001  # Seconds added to a timer. Without them, a timer that fires early would be set again at once
+TIMER_MARGIN_S = 0.001  # Seconds by which rounding may let a timer fire early
 
 
 def filter_calls_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
@@ -47,7 +47,7 @@ def schedule_deadline_check(manager: Manager, context: Context) -> None:
     at = min((_latest_start_time(call) for call in context.queue.calls_with_nearest_deadlines()), default=None)
     key = f"deadline/{context.recipe.key}"
     if at is not None and at < manager.state.timers.get(key, at + 1.0):
-        manager.set_timer(key, max(at, manager.state.now) + _TIMER_MARGIN_S)
+        manager.set_timer(key, max(at, manager.state.now) + TIMER_MARGIN_S)
 
 
 def check_queue_deadlines(manager: Manager, key: str) -> None:

@@ -136,7 +136,6 @@ def _start_draining(manager: Manager, pilot: Pilot, reason: str, *, why: str) ->
 
 
 _MIN_WALLTIME_CHECK_S = 1.0
-_TIMER_MARGIN_S = 0.001  # Because of rounding, a timer may fire this many seconds early. Then it is not set again
 
 
 def set_pilot_walltime(manager: Manager, pilot: Pilot, ends_in_s: float) -> None:
@@ -160,7 +159,7 @@ def check_walltime(manager: Manager, id: str) -> None:
     in_s = deadlines.seconds_until_drain(pilot, now) if pilot is not None else math.inf
     if pilot is None or in_s == math.inf or pilot.state is PilotState.DRAINING:
         return
-    if in_s > _TIMER_MARGIN_S:  # check before this time: calls may take longer than expected
+    if in_s > deadlines.TIMER_MARGIN_S:  # check before this time: calls may take longer than expected
         manager.set_timer(f"walltime/{id}", now + max(in_s / 2, min(in_s, _MIN_WALLTIME_CHECK_S)))
         return
     for library in pilot.libraries.values():

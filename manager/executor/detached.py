@@ -181,7 +181,7 @@ def start_session_manager(
             if time.monotonic() > until:
                 what = f"the manager did not listen within {patience_s:.0f} s"
                 raise error_with_log_tail(what, folder.manager_log, log_offset=log_offset)
-            time.sleep(0.02)
+            time.sleep(_POLL_S)
     except BaseException:  # also clean up after Ctrl-C
         if _session_file_mtime_ns(folder) == said_before:  # keep a manager that commands can already find
             process.terminate()

@@ -15,7 +15,7 @@ from stoker.manager.core.seams import Action, Changes, View
 MOST_FULL_LIBRARIES_IN_A_ROW = 4  # After this many libraries that accept no call, the search for a library stops
 
 _MOST_EXAMINED = 16
-_MOST_COMPARED = 8  # Maximum free libraries of one speed that are compared by load
+MOST_COMPARED = 8  # Maximum libraries or calls that a decision compares
 
 
 def free_libraries_fastest_first(context: Context) -> Iterator[Library]:
@@ -23,7 +23,7 @@ def free_libraries_fastest_first(context: Context) -> Iterator[Library]:
     by_speed = context.index.free_libraries_by_speed()
     if not by_speed:
         return context.index.free_libraries_hottest_first()
-    some = [library for free in by_speed for library in islice(free, _MOST_COMPARED)]
+    some = [library for free in by_speed for library in islice(free, MOST_COMPARED)]
     some.sort(key=_load_per_speed)
     return chain(some, context.index.free_libraries_hottest_first())
 

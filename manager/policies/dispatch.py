@@ -28,10 +28,8 @@ from stoker.manager.core.deadlines import expected_run_s, has_time_for_call
 from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.per_context import Burst, expected_seconds_on_kind
 from stoker.manager.core.seams import Action, Send, SendGang, TakeBack, Timer, View
-from stoker.manager.policies.base import Quiet, free_libraries_fastest_first
+from stoker.manager.policies.base import MOST_COMPARED, Quiet, free_libraries_fastest_first
 from stoker.protocol.ids import LibraryId
-
-_MOST_COMPARED = 8
 
 
 class HottestFirst(Quiet):
@@ -87,7 +85,7 @@ class HottestFirst(Quiet):
                 again_s = faster_device_wait_s(view, library, call) if context.speeds.of else 0.0
                 return Timer(view.now + again_s, context.recipe.key) if again_s else library.id
         if group.cost.runs and group.cost.run_s <= self.prefetch_s:
-            for library in islice(context.index.libraries_with_backlog_room(), _MOST_COMPARED):
+            for library in islice(context.index.libraries_with_backlog_room(), MOST_COMPARED):
                 if not library.is_stuck:  # do not look further: the next libraries have the same load or more
                     has_room = library.load < self.window(view, library) and library.admits(call)
                     return library.id if has_room else None
@@ -124,7 +122,7 @@ class HottestFirst(Quiet):
     def on_out_of_calls(self, view: View, library: Library) -> Iterable[Action]:
         """Take calls back from the backlog of another library, if this saves time."""
         context = library.context
-        most = list(islice(context.index.libraries_by_backlog(), _MOST_COMPARED))
+        most = list(islice(context.index.libraries_by_backlog(), MOST_COMPARED))
         if not most or _next_gang(context) is not None:
             return ()
         victim = max(most, key=lambda other: other.load - other.calls_requested_back)
@@ -141,7 +139,7 @@ class HottestFirst(Quiet):
         """Check whether a call that waits for a faster device kind must still wait."""
         context = view.contexts.get(key)
         for library in (
-            tuple(islice(free_libraries_fastest_first(context), 2 * _MOST_COMPARED)) if context is not None else ()
+            tuple(islice(free_libraries_fastest_first(context), 2 * MOST_COMPARED)) if context is not None else ()
         ):
             answer, head = self.pull(view, library), library.context.queue.first_single_call()
             if not isinstance(answer, int):
@@ -151,7 +149,7 @@ class HottestFirst(Quiet):
 
     def _send_later_call(self, view: View, library: Library, again_s: float) -> Iterable[Action]:
         context = library.context
-        for call in context.queue.first_calls(_MOST_COMPARED, max_examined=_MOST_COMPARED):
+        for call in context.queue.first_calls(MOST_COMPARED, max_examined=MOST_COMPARED):
             able = call.group.options.gang[1] == 1 and library.admits(call) and has_time_for_call(view, library, call)
             if able and not faster_device_wait_s(view, library, call):
                 return (Send(call.id, library.id),)
@@ -186,9 +184,7 @@ def _call_quota_by_load(library: Library) -> int:
     """Return how many queued calls a library may take, so that free libraries get about equal loads."""
     context = library.context
     others = [
-        each.load
-        for each in islice(context.index.free_libraries_hottest_first(), _MOST_COMPARED)
-        if each is not library
+        each.load for each in islice(context.index.free_libraries_hottest_first(), MOST_COMPARED) if each is not library
     ]
     if not others:
         return library.slots
@@ -201,7 +197,7 @@ def _libraries_with_free_slot(context: Context) -> Iterable[Library]:
     first = next(hottest, None)
     if first is None or first.slots == 1 or context.speeds.of:
         return free_libraries_fastest_first(context)
-    some = [first, *islice(hottest, _MOST_COMPARED - 1)]
+    some = [first, *islice(hottest, MOST_COMPARED - 1)]
     some.sort(key=lambda library: library.load / library.slots)
     return chain(some, hottest)
 
@@ -264,7 +260,7 @@ def _forecast_faster_libraries(
     for kind, libraries in context.index.of_kind.items():
         if context.speeds.speed_of_kind(kind) > mine:
             count += len(libraries)
-            for other in islice(libraries.values(), _MOST_COMPARED):
+            for other in islice(libraries.values(), MOST_COMPARED):
                 run_s = expected_run_s(other, call)
                 if run_s > 0 and has_time_for_call(view, other, call):
                     some.append((_free_in_s(view, other), run_s))
@@ -288,5 +284,5 @@ def _free_in_s(view: View, library: Library) -> float:
     if first is None:
         return 0.0
     ran_s = view.now - max(first.sent_at, library.ended_at)
-    behind_s = sum(expected_run_s(library, call) for call in islice(held, 1, _MOST_COMPARED))
+    behind_s = sum(expected_run_s(library, call) for call in islice(held, 1, MOST_COMPARED))
     return abs(expected_run_s(library, first) - ran_s) + behind_s

@@ -7,7 +7,6 @@ import errno
 import gc
 import inspect
 import os
-import signal
 import socket
 import sys
 import threading
@@ -48,10 +47,7 @@ _TEST_WRITE_BYTES = 64 << 10  # bytes of a test write, which shows whether the s
 
 
 def serve(socket_number: int) -> None:
-    # A batch system sends SIGTERM to every process of a job, but the agent decides when calls stop. Child processes of
-    # user code keep the default action.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    process.ignore_sigterm_except_in_children()
     process.drop_resource_tracker()
     process.register_created_segments_only()
     sock = socket.socket(fileno=socket_number)

@@ -443,6 +443,28 @@ def drop_resource_tracker() -> None:
 # ---- forked children
 
 
+def ignore_sigterm_except_in_children() -> None:
+    """Ignore SIGTERM, because a batch system sends it to each process of a job, but the agent decides when calls stop.
+
+    Child processes keep the default action. During a fork, SIGTERM is blocked: else a child would ignore a signal that
+    arrives before it has reset the action, and `multiprocessing.Pool.terminate` would wait for this child forever.
+    """
+    masks = threading.local()
+
+    def block() -> None:
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    def reset_and_unblock() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
+
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=reset_and_unblock)
+
+
 def exit_user_forked_child(error: BaseException | None) -> NoReturn:
     """Exit a child process that user code forked. Only the library itself may report the end of a call."""
     code = error.code if isinstance(error, SystemExit) else error

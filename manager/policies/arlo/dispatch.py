@@ -22,12 +22,11 @@ from stoker.manager.policies.arlo.allocation import (
     family_runtimes_shortest_first,
     is_runtime_variant,
 )
+from stoker.manager.policies.base import MOST_COMPARED
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.protocol.ids import LibraryId
 
 THRESHOLD, DECAY, PEEKED = 0.85, 0.9, 6  # Lambda, alpha and L of Algorithm 1 (§5)
-
-_MOST_COMPARED = 8  # Maximum libraries per level that are compared by load
 
 Head = TypeVar("Head")
 
@@ -117,11 +116,11 @@ class MultiLevelQueue(HottestFirst):
 
     def _find_head(self, view: View, context: Context, call: Call) -> Library | None:
         free = [
-            x for x in islice(context.index.free_libraries_hottest_first(), _MOST_COMPARED) if _can_run(view, x, call)
+            x for x in islice(context.index.free_libraries_hottest_first(), MOST_COMPARED) if _can_run(view, x, call)
         ]
         if free:
             return min(free, key=lambda library: library.load)
-        busy = islice(context.index.libraries_with_backlog_room(), _MOST_COMPARED)
+        busy = islice(context.index.libraries_with_backlog_room(), MOST_COMPARED)
         return next((library for library in busy if _can_run(view, library, call)), None)
 
 

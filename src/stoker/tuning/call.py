@@ -27,6 +27,7 @@ import torch
 
 from stoker.contexts import ambient, payloads
 from stoker.contexts.ambient import Evicted
+from stoker.contexts.prompts import max_positions
 from stoker.errors import StokerError
 from stoker.tuning.bank import build
 from stoker.tuning.bank.build import ensure_bank, insert_or_store_prompt
@@ -133,7 +134,7 @@ def _measure_score_s(score: Score, *, count: int) -> float:
 def _scoring_samples(model: CausalLM, order: Order, *, tokens: int) -> list[tuple[str, str]]:
     job = order.job
     training = split(order.samples, data=job.data, seed=job.training.seed).training
-    longest = int(getattr(model.model.config, "max_position_embeddings", 0) or 0)
+    longest = max_positions(model.model.config)
     template = job.data.template
     rows = encode_samples(model.tokenizer, training, template=template)
     fit = [

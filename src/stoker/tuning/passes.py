@@ -22,6 +22,7 @@ import peft
 import safetensors.torch
 import torch
 
+from stoker.contexts.prompts import max_positions
 from stoker.tuning.encoding import EncodedSample, Ids, split_into_chunks
 from stoker.tuning.job import Metric
 from stoker.tuning.metrics import MetricSums, measure_text
@@ -153,7 +154,7 @@ def generate_texts(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer
         whole = torch.arange(width + len(soft), device=device)[None, :]
         seen = (whole >= torch.tensor(pad, device=device)[:, None]).long()
         most = 2 * max(len(row.target) for row in rows)
-        if longest := int(getattr(soft.base.config, "max_position_embeddings", 0) or 0):
+        if longest := max_positions(soft.base.config):
             most = max(1, min(most, longest - width - len(soft)))
         end = tokenizer.eos_token_id
         made = soft.base.generate(

@@ -28,6 +28,7 @@ import torch
 
 from stoker.contexts import payloads
 from stoker.contexts.ambient import Evicted
+from stoker.contexts.prompts import max_positions
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
 from stoker.tuning.encoding import (
@@ -191,7 +192,7 @@ def model_device(context: TunableModel) -> torch.device:
 class _EncodedJob:
     def __init__(self, context: TunableModel, job: Job, samples: Sequence[Sample]) -> None:
         parts = split(samples, data=job.data, seed=job.training.seed)
-        longest = int(getattr(context.model.config, "max_position_embeddings", 0) or 0)
+        longest = max_positions(context.model.config)
         self.prompt = encode_prompt(context.tokenizer, job.prompt, longest=longest)
         encoded: list[list[EncodedSample]] = []
         for some in (parts.training, parts.evaluation, parts.held_out):

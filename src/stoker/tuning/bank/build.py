@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from stoker.chance import Stream
+from stoker.contexts.prompts import max_positions
 from stoker.errors import ConfigError, StokerError
 from stoker.tuning.bank.candidates import Candidate, Key
 from stoker.tuning.bank.layers import CAPACITY, CLUSTERS, LARGEST_GROUP, Array, Insertion, build_layers
@@ -211,7 +212,7 @@ def scorer(
 
     rows = encode_samples(model.tokenizer, [Sample(*pair) for pair in samples], template=PLACE)
     encoded = [(row.source, row.target) for row in rows]
-    longest = int(getattr(model.model.config, "max_position_embeddings", 0) or 0)
+    longest = max_positions(model.model.config)
 
     def encode(text: str) -> Ids:
         try:
