@@ -333,7 +333,7 @@ class Speeds:
         return any(kind in pair and len(logs) >= _MIN_ROUNDS for pair, logs in self._logs.items())
 
     def use_advised_speeds(self, speeds: Mapping[str, float]) -> None:
-        """Use the speeds that earlier sessions measured until this session has measured its own."""
+        """Use the speeds of earlier sessions until new measurements replace them."""
         known = {kind: speed for kind, speed in speeds.items() if speed > 0}
         if not known:
             return

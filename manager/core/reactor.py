@@ -53,14 +53,9 @@ class Core:
     """The scheduler of one session. `state` is read-only. See `Manager` for `strict` and `watch`."""
 
     def __init__(
-        self,
-        session: str,
-        policies: Policies,
-        *,
-        now: float = 0.0,
-        strict: bool = False,
+        self, session: str, policies: Policies, *, now: float = 0.0, strict: bool = False,
         watch: frozenset[int] = frozenset(),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.manager = Manager(State(session, now=now), policies, strict=strict, watch=watch)
 
     @property
@@ -99,6 +94,7 @@ class Core:
 
 _MAX_DECISION_TURNS = 100  # Maximum number of times that policies decide after one event, because they might never stop
 _SERVED_LAST = (math.inf, 0.0, 0)
+_PIECES_IN_JOURNAL = "pieces of results in a frame for the journal"
 
 
 def handle_event(manager: Manager, event: Event) -> None:
@@ -213,8 +209,7 @@ def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot 
     lost = pilot.inbox.skip_to(message.acknowledged)
     if lost:
         state.add_notice(JOURNAL_LOST)
-    known_ids = [facts.library for facts in message.libraries]
-    state.next_library = max(state.next_library, message.last_library + 1, *(id + 1 for id in known_ids))
+    state.next_library = max(state.next_library, message.last_library + 1, *(x.library + 1 for x in message.libraries))
     pilots.set_pilot_walltime(manager, pilot, message.ends_in_s)
     objects.connect_peer(manager, pilot, message)
     welcome = PilotWelcome(state.session, manager.heartbeat_s, manager.lease_s, again=lost, hello=message.number)
@@ -262,9 +257,7 @@ _LIBRARY_STEPS: dict[type, Callable[[Manager, Library, Any], object]] = {
     to_manager.LibraryAsleep: libraries.record_library_asleep,
     to_manager.LibraryAwake: pilot_reports.handle_awake_library,
     to_manager.LibraryEngineReport: libraries.record_engine_load,
-    to_manager.CallYielded: lambda manager, *_: manager.state.count_refusal(
-        "pieces of results in a frame for the journal"
-    ),
+    to_manager.CallYielded: lambda manager, *_: manager.state.count_refusal(_PIECES_IN_JOURNAL),
 }
 
 
@@ -285,8 +278,7 @@ def on_client_frame(manager: Manager, event: FromClient) -> None:
         manager.send_to_client(client, to_client.Ack(client.inbox.last))
         return
     for message in messages:
-        wrong = "" if type(message) is Submit else bounds.describe_invalid_message(message)
-        if wrong:
+        if wrong := "" if type(message) is Submit else bounds.describe_invalid_message(message):
             state.count_refusal("message of a client with an invalid value")
             manager.send_to_client(client, to_client.Rejected(wrong))
         else:
@@ -318,9 +310,8 @@ def on_client_hello(manager: Manager, id: ClientId, message: ClientHello) -> Cli
     if client.unnamed is not None:
         client.inbox.last = message.acknowledged
     clients.mark_client_connected(manager, client)
-    manager.send_to_client(
-        client, to_client.ClientWelcome(state.session, client.number, again=client.unnamed is not None)
-    )
+    resubmits = client.unnamed is not None
+    manager.send_to_client(client, to_client.ClientWelcome(state.session, client.number, again=resubmits))
     if client.unacked and client.unnamed is None:
         manager.send_to_client(client, to_client.Results(client.first_unacked, list(client.unacked)))
     if client.factory:
@@ -370,7 +361,7 @@ def on_client_message(manager: Manager, client: Client, message: to_manager.From
         case to_manager.EndSession(reason=reason):
             clients.end_session(manager, reason or "its client ended it")
         case to_manager.PiecesTaken():
-            state.count_refusal("pieces of results in a frame for the journal")
+            state.count_refusal(_PIECES_IN_JOURNAL)
         case to_manager.Resubmitted():
             pilots.end_call_resubmission(manager, client)
         case ClientHello():
@@ -392,9 +383,8 @@ def on_submit(manager: Manager, client: Client, message: Submit) -> None:
         return
     if group is None:
         group = registry.add_group(manager, client, message, options)
-    fresh = (
-        clients.deliver_kept_results(manager, client, message.calls) if state.results_of_old_journal else message.calls
-    )
+    has_kept = bool(state.results_of_old_journal)
+    fresh = clients.deliver_kept_results(manager, client, message.calls) if has_kept else message.calls
     if fresh:
         dispatch.submit_calls(manager, group, fresh)
 
@@ -460,13 +450,8 @@ def finish_event(manager: Manager) -> None:
     """After an event, serve queues, let policies decide, and create the messages to send."""
     if manager.state.reserved_pilots and retries.has_idle_reserved_pilot(manager.state):
         manager.set_aside_calls_due = True
-    if (
-        manager.contexts_to_serve
-        or manager.contexts_to_decide
-        or manager.supply_changed
-        or manager.demand_changed
-        or manager.set_aside_calls_due
-    ):
+    has_changed = manager.supply_changed or manager.demand_changed or manager.set_aside_calls_due
+    if has_changed or manager.contexts_to_serve or manager.contexts_to_decide:
         _serve_queues_and_run_policies(manager)
     transfers = manager.state.transfers
     if transfers.leaving or transfers.unsettled or transfers.freed or transfers.changed:
@@ -485,7 +470,7 @@ def finish_event(manager: Manager) -> None:
 
 def _serve_queues_and_run_policies(manager: Manager) -> None:
     """Send waiting calls to libraries, and let policies decide until they return no more actions."""
-    state = manager.state
+    state, policies = manager.state, manager.policies
     for _ in range(_MAX_DECISION_TURNS):
         if manager.contexts_to_serve:
             returned, manager.contexts_to_serve = manager.contexts_to_serve, {}
@@ -499,25 +484,17 @@ def _serve_queues_and_run_policies(manager: Manager) -> None:
             manager.contexts_to_decide.update(dict.fromkeys(state.waiting_contexts.values()))
         elif manager.contexts_to_decide:
             # The context that has waited longest is first. Otherwise another could take the device freed for it.
-            dirty, manager.contexts_to_decide = (
-                sorted(manager.contexts_to_decide, key=lambda x: x.starvation_order or _SERVED_LAST),
-                {},
-            )
+            dirty = sorted(manager.contexts_to_decide, key=lambda x: x.starvation_order or _SERVED_LAST)
+            manager.contexts_to_decide = {}
             for context in dirty:
                 if context.queue.count:
                     context.residency_ran_at = state.now
-                    actions.carry_out(
-                        manager, manager.policies.residency.on_waiting_calls(state, context), seam="residency"
-                    )
+                    actions.carry_out(manager, policies.residency.on_waiting_calls(state, context), seam="residency")
         elif manager.demand_changed:
             manager.demand_changed = False
-            actions.carry_out(manager, manager.policies.provisioning.demand(state), seam="provisioning")
+            actions.carry_out(manager, policies.provisioning.demand(state), seam="provisioning")
         else:
             return
-    manager.contexts_to_serve, manager.contexts_to_decide, manager.supply_changed, manager.demand_changed = (
-        {},
-        {},
-        False,
-        False,
-    )
+    manager.contexts_to_serve, manager.contexts_to_decide = {}, {}
+    manager.supply_changed = manager.demand_changed = False
     manager.report_illegal_action(PolicyError("the policy keeps returning actions for one event"), seam="residency")

@@ -147,15 +147,8 @@ class TurnBoard:
         return _read_row(number, self._memory)
 
     def write_turn(self, row: TurnRow) -> None:
-        _TURN_FIELDS.pack_into(
-            self._memory,
-            _row_offset(row.number) + _TURN_FIELDS_OFFSET,
-            row.state,
-            row.due_at,
-            row.since,
-            row.step_s,
-            row.held_at,
-        )
+        at = _row_offset(row.number) + _TURN_FIELDS_OFFSET
+        _TURN_FIELDS.pack_into(self._memory, at, row.state, row.due_at, row.since, row.step_s, row.held_at)
 
     def write_work(self, number: int, data: bytes) -> None:
         at = _ROWS_END + number * WORK_BYTES
